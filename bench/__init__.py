@@ -1,0 +1,1 @@
+"""Measure, explain and predict how data-parallel training scales over a network."""

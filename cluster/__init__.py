@@ -1,0 +1,1 @@
+"""Bring a Horovod cluster up, look after it, take it down."""
