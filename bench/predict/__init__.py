@@ -1,0 +1,1 @@
+"""Predict how training scales on a cluster, with an interval that says how sure the prediction is."""
