@@ -1,0 +1,128 @@
+"""What a cluster.yml may say, and the one-line errors for what it may not."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from itertools import combinations
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from cluster.errors import UserError
+
+ROOT = Path(__file__).resolve().parent.parent
+MAX_NODES = 64
+
+
+def _subnet(value: str) -> str:
+    try:
+        ipaddress.ip_network(value)
+    except ValueError as error:
+        raise ValueError(f"{error}; write a network such as 10.77.0.0/24") from None
+    return value
+
+
+Subnet = Annotated[str, AfterValidator(_subnet)]
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class Networks(Section):
+    management: Subnet
+    fabric: Subnet
+
+
+class Ports(Section):
+    ssh: Annotated[int, Field(ge=1, le=65535)] = 22
+    jupyter: Annotated[int, Field(ge=1, le=65535)] = 8888
+
+
+class Fabric(Section):
+    rate_gbps: Annotated[float, Field(gt=0, le=800, strict=False)]
+    transport: Literal["tcp", "verbs"] = "tcp"
+    shaped: bool = False
+
+
+class Cluster(Section):
+    name: Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]{0,19}$")]
+    provider: Literal["local"]
+    nodes: Annotated[int, Field(ge=1, le=MAX_NODES)]
+    os_release: Literal["bookworm", "trixie"] = "bookworm"
+    networks: Networks
+    admin_cidrs: Annotated[list[Subnet], Field(min_length=1)]
+    ports: Ports = Ports()
+    fabrics: Annotated[dict[str, Fabric], Field(min_length=1)]
+    active_fabric: str
+    gpus_per_node: Annotated[int, Field(ge=0, le=16)] = 0
+    gpu_model: str = "none"
+
+    @model_validator(mode="after")
+    def consistent(self) -> Cluster:
+        named = {key: ipaddress.ip_network(value) for key, value in self.networks.model_dump().items()}
+        for (a, net_a), (b, net_b) in combinations(named.items(), 2):
+            if net_a.overlaps(net_b):
+                raise ValueError(f"networks.{b}: {net_b} overlaps networks.{a} {net_a}; give each its own range")
+        for key, net in named.items():
+            if net.num_addresses < self.nodes + 20:
+                raise ValueError(f"networks.{key}: {net} is too small for {self.nodes} nodes; use a /24 or larger")
+        if self.active_fabric not in self.fabrics:
+            known = ", ".join(self.fabrics)
+            raise ValueError(f"active_fabric: unknown fabric {self.active_fabric!r}; choose one of {known}")
+        for key in self.fabrics:
+            if not re.fullmatch(r"[a-z0-9]+", key):
+                raise ValueError(f"fabrics.{key}: use lower-case letters and digits only")
+        for cidr in self.admin_cidrs:
+            if ipaddress.ip_network(cidr).prefixlen == 0:
+                raise ValueError(f"admin_cidrs: {cidr} opens SSH to the world; name the networks you work from")
+        return self
+
+
+def one_line(error: ValidationError, prefix: str) -> str:
+    """The first problem of a ValidationError as 'where: what', with the path a user can search for."""
+    first = error.errors()[0]
+    where = ".".join([prefix, *(str(part) for part in first["loc"])])
+    text = first["msg"].removeprefix("Value error, ")
+    got = "" if first["type"] in ("missing", "value_error") else f", got {first['input']!r}"
+    if first["type"] == "extra_forbidden":
+        text, got = "unknown field; remove it or correct its spelling", ""
+    return f"{where}: {text}{got}".replace("\n", " ")
+
+
+def env_dir(env: str) -> Path:
+    known = sorted(p.parent.parent.parent.name for p in ROOT.glob("inventories/*/group_vars/all/cluster.yml"))
+    if env not in known:
+        raise UserError(f"ENV={env}: no such environment; choose one of {', '.join(known)}")
+    return ROOT / "inventories" / env
+
+
+def cluster_file(env: str) -> Path:
+    return env_dir(env) / "group_vars/all/cluster.yml"
+
+
+def load(env: str, nodes: int | None = None) -> Cluster:
+    """Read and check inventories/<env>/group_vars/all/cluster.yml; nodes overrides its count."""
+    path = cluster_file(env)
+    label = path.relative_to(ROOT)
+    try:
+        content: Any = yaml.safe_load(path.read_text())
+    except yaml.YAMLError as error:
+        raise UserError(f"{label}: not YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(content, dict) or not isinstance(content.get("cluster"), dict):
+        raise UserError(f"{label}: cluster: missing; the file holds one mapping named cluster")
+    values = dict(content["cluster"])
+    if nodes is not None:
+        values["nodes"] = nodes
+    try:
+        return Cluster.model_validate(values)
+    except ValidationError as error:
+        raise UserError(f"{label}: {one_line(error, 'cluster')}") from None
+
+
+def versions() -> dict[str, str]:
+    content: dict[str, dict[str, str]] = yaml.safe_load((ROOT / "versions.yml").read_text())
+    return content["versions"]
