@@ -9,14 +9,6 @@ from dataclasses import dataclass, field
 
 from bench.trial import Breakdown, Interval, Trial
 
-BYTES_FP32 = {
-    "resnet50": 102_228_128,
-    "resnet101": 178_196_640,
-    "resnet152": 240_771_232,
-    "inceptionv3": 95_338_272,
-    "vgg16": 553_430_176,
-    "alexnet": 244_403_360,
-}
 MODEL_NAMES = {
     "resnet50": "ResNet-50",
     "resnet101": "ResNet-101",

@@ -1,0 +1,83 @@
+"""python-terraform behind three calls: apply, destroy, output. It predates Terraform 1.x; what that takes is here."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+from python_terraform import IsFlagged, IsNotFlagged, Terraform
+
+from cluster import contract
+from cluster.config import ROOT, Cluster, cluster_file
+from cluster.errors import InfraError
+from cluster.process import reason
+from cluster.state import State, terraform_binary
+
+
+class Root:
+    """One Terraform root with the state of one environment."""
+
+    def __init__(self, state: State, cluster: Cluster) -> None:
+        self.state = state
+        self.cluster = cluster
+        self.dir = ROOT / "terraform" / cluster.provider
+        # python-terraform passes its own process's environment on.
+        os.environ.update(state.environment())
+        self._terraform = Terraform(working_dir=str(self.dir), terraform_bin_path=str(terraform_binary()))
+
+    def _checked(self, what: str, result: tuple[int, str, str], ok: tuple[int, ...] = (0,)) -> str:
+        code, out, err = result
+        log = self.state.log("terraform")
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("a") as file:
+            file.write(f"\n$ terraform {what}\n{out}\n{err}\n")
+        if code not in ok:
+            raise InfraError(f"terraform {what} failed: {reason(err or out)}; the whole output is in {log}")
+        return out
+
+    def init(self) -> None:
+        if not (self.state.dir / "terraform/modules/modules.json").exists():
+            self._checked("init", self._terraform.init(input=False, no_color=IsFlagged))
+
+    def _options(self, image: str) -> dict[str, Any]:
+        return {
+            "state": str(self.state.tfstate),
+            "input": False,
+            "no_color": IsFlagged,
+            "var": {
+                "cluster_file": str(cluster_file(self.state.env)),
+                "nodes": str(self.cluster.nodes),
+                "image": image,
+                "state_dir": str(self.state.dir),
+                "python": sys.executable,
+            },
+        }
+
+    def apply(self, image: str, replace: list[str]) -> str:
+        """Create what is missing; replace names nodes that are gone behind Terraform's back."""
+        self.init()
+        flags = [f'-replace=terraform_data.node["{name}"]' for name in replace]
+        return self._checked("apply", self._terraform.apply(*flags, skip_plan=True, **self._options(image)))
+
+    def destroy(self) -> None:
+        self.init()
+        options = self._options("none") | {"force": IsNotFlagged, "auto_approve": IsFlagged}
+        self._checked("destroy", self._terraform.destroy(**options))
+
+    def output(self) -> contract.Contract:
+        return read_output(self.state, self._terraform)
+
+
+def read_output(state: State, terraform: Terraform | None = None) -> contract.Contract:
+    if not state.tfstate.exists():
+        raise InfraError(f"ENV={state.env}: nothing is deployed; run `make deploy ENV={state.env}`")
+    if terraform is None:
+        os.environ.update(state.environment())
+        terraform = Terraform(working_dir=str(state.dir), terraform_bin_path=str(terraform_binary()))
+    values = terraform.output(state=str(state.tfstate)) or {}
+    if "cluster" not in values:
+        raise InfraError(f"ENV={state.env}: no finished deployment; run `make deploy ENV={state.env}`")
+    return contract.parse(values["cluster"]["value"])
+
+

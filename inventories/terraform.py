@@ -1,0 +1,80 @@
+#!/usr/bin/env python3
+"""Ansible's dynamic inventory, made from Terraform's output `cluster`.
+
+The environment is the folder it is called from (inventories/<env>/terraform.py is a link to this file) or ENV.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+VENV = ROOT / ".venv"
+if Path(sys.prefix) != VENV and (VENV / "bin/python").exists():
+    os.execv(VENV / "bin/python", [str(VENV / "bin/python"), *sys.argv])  # noqa: S606
+
+from cluster.contract import Contract  # noqa: E402
+from cluster.errors import InfraError, UserError  # noqa: E402
+from cluster.state import State  # noqa: E402
+from cluster.terraform import read_output  # noqa: E402
+
+
+def ssh_vars(contract: Contract) -> dict[str, Any]:
+    args = f"-o UserKnownHostsFile={contract.ssh.known_hosts} -o StrictHostKeyChecking=yes -o IdentitiesOnly=yes"
+    if contract.ssh.jump_host:
+        args += f" -o ProxyJump={contract.ssh.jump_host}"
+    return {
+        "ansible_user": contract.ssh.user,
+        "ansible_ssh_private_key_file": contract.ssh.key,
+        "ansible_ssh_common_args": args,
+        "ansible_python_interpreter": "/usr/bin/python3",
+    }
+
+
+def inventory(contract: Contract) -> dict[str, Any]:
+    names = [name for name, _ in contract.ordered()]
+    hostvars = {
+        name: {
+            "ansible_host": node.management_address,
+            "node_index": node.index,
+            "node_fabric_addresses": node.fabric_addresses,
+            "node_gpus": node.gpus,
+            "node_gpu_model": node.gpu_model,
+        }
+        for name, node in contract.ordered()
+    }
+    return {
+        "_meta": {"hostvars": hostvars},
+        "all": {"children": ["cluster"]},
+        "cluster": {
+            "hosts": names,
+            "vars": {
+                **ssh_vars(contract),
+                "contract_fabrics": {key: value.model_dump() for key, value in contract.fabrics.items()},
+                "contract_active_fabric": contract.active_fabric,
+                "contract_provider": contract.provider,
+            },
+        },
+        "head": {"hosts": [contract.head]},
+        "workers": {"hosts": [name for name in names if name != contract.head]},
+        "gpu": {"hosts": [name for name, node in contract.ordered() if node.gpus]},
+    }
+
+
+def main() -> int:
+    called = Path(sys.argv[0]).absolute().parent
+    env = os.environ.get("ENV", "local") if called.name == "inventories" else called.name
+    try:
+        print(json.dumps(inventory(read_output(State(env))), indent=1))
+    except (UserError, InfraError) as error:
+        print(f"inventory: {error}", file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

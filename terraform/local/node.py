@@ -1,0 +1,147 @@
+"""What terraform/local does to this machine: one podman container or network at a time.
+
+Terraform calls `node.py ACTION` with the resource's input as JSON in INPUT. Standard library only.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+LABEL = "horovod-cluster"
+BOOT_TIMEOUT = 90
+
+
+def podman(*args: str, check: bool = True) -> str:
+    conf = os.environ.get("CONTAINERS_CONF")
+    sudo = [] if os.geteuid() == 0 else ["sudo", "-n", *([f"CONTAINERS_CONF={conf}"] if conf else [])]
+    done = subprocess.run([*sudo, "podman", *args], capture_output=True, text=True)
+    if check and done.returncode:
+        sys.exit(f"podman {args[0]} failed: {done.stderr.strip() or done.stdout.strip()}")
+    return done.stdout.strip()
+
+
+def container(cluster: str, node: str) -> str:
+    return f"{cluster}-{node}"
+
+
+def update_known_hosts(path: Path, address: str, port: int, key: str | None) -> None:
+    """Replace the line of this address; nodes are created in parallel, so under a lock."""
+    host = address if port == 22 else f"[{address}]:{port}"
+    with path.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        lines = path.read_text().splitlines() if path.exists() else []
+        lines = [line for line in lines if line.split(" ", 1)[0] != host]
+        if key:
+            lines.append(f"{host} {key}")
+        path.write_text("".join(f"{line}\n" for line in lines))
+
+
+def wait_for_ssh(address: str, port: int, name: str) -> None:
+    deadline = time.monotonic() + BOOT_TIMEOUT
+    while time.monotonic() < deadline:
+        try:
+            with socket.create_connection((address, port), timeout=1) as connection:
+                if connection.recv(4) == b"SSH-":
+                    return
+        except OSError:
+            pass
+        time.sleep(0.2)
+    sys.exit(f"node {name}: no SSH on {address}:{port} after {BOOT_TIMEOUT} s; see `podman logs {name}`")
+
+
+def create_network(spec: dict[str, Any]) -> None:
+    podman("network", "rm", "-f", spec["name"], check=False)
+    podman(
+        *("network", "create", "--disable-dns", "--subnet", spec["subnet"]),
+        *("--label", f"{LABEL}={spec['cluster']}"),
+        *(["--internal"] if spec["internal"] else ["--opt", "isolate=true"]),
+        spec["name"],
+    )
+
+
+def destroy_network(spec: dict[str, Any]) -> None:
+    podman("network", "rm", "-f", spec["name"], check=False)
+
+
+def create_node(spec: dict[str, Any]) -> None:
+    name = container(spec["cluster"], spec["name"])
+    state = Path(spec["state_dir"])
+    addresses = spec["addresses"]
+    podman("rm", "-f", "-i", "-t", "0", name)
+    networks = []
+    for network, interface in (("management", "mgmt0"), ("fabric", "fabric0")):
+        if network in addresses:
+            networks += [f"--network={spec['cluster']}-{network}:ip={addresses[network]},interface_name={interface}"]
+    podman(
+        *("create", "--name", name, "--hostname", spec["name"], "--label", f"{LABEL}={spec['cluster']}"),
+        # NET_ADMIN: firewall and shaping inside the node. SYS_ADMIN and fuse: mounting the share.
+        *("--systemd=always", "--cap-add=NET_ADMIN,SYS_ADMIN", "--device=/dev/fuse", "--shm-size=1g"),
+        *("--sysctl=net.ipv4.tcp_congestion_control=cubic", "--restart=unless-stopped"),
+        *networks,
+        spec["image"],
+        "/sbin/init",
+    )
+    with tempfile.TemporaryDirectory() as tmp:
+        key = Path(tmp) / "ssh_host_ed25519_key"
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", spec["name"], "-f", key], check=True)
+        public = " ".join(key.with_suffix(".pub").read_text().split()[:2])
+        for source in (key, key.with_suffix(".pub")):
+            podman("cp", str(source), f"{name}:/etc/ssh/{source.name}")
+        podman("cp", str(state / "id_ed25519.pub"), f"{name}:/home/ops/.ssh/authorized_keys")
+    podman("start", name)
+    update_known_hosts(state / "known_hosts", addresses["management"], spec["ssh_port"], public)
+    wait_for_ssh(addresses["management"], spec["ssh_port"], name)
+
+
+def destroy_node(spec: dict[str, Any]) -> None:
+    podman("rm", "-f", "-i", "-t", "0", container(spec["cluster"], spec["name"]))
+    known_hosts = Path(spec["state_dir"]) / "known_hosts"
+    if known_hosts.exists():
+        update_known_hosts(known_hosts, spec["addresses"]["management"], spec["ssh_port"], None)
+
+
+def states(spec: dict[str, Any]) -> None:
+    """Print node -> {state, since} for every container of the cluster, whatever Terraform believes."""
+    rows = json.loads(podman("ps", "-a", "--format=json", f"--filter=label={LABEL}={spec['cluster']}") or "[]")
+    prefix = f"{spec['cluster']}-"
+    found = {
+        row["Names"][0].removeprefix(prefix): {"state": row["State"], "since": row["StartedAt"]} for row in rows
+    }
+    print(json.dumps(found))
+
+
+def start(spec: dict[str, Any]) -> None:
+    podman("start", container(spec["cluster"], spec["name"]))
+    wait_for_ssh(spec["addresses"]["management"], spec["ssh_port"], spec["name"])
+
+
+def sweep(spec: dict[str, Any]) -> None:
+    """Remove whatever carries the cluster's label: a create that failed is not in Terraform's state."""
+    chosen = f"--filter=label={LABEL}={spec['cluster']}"
+    for identifier in podman("ps", "-aq", chosen).split():
+        podman("rm", "-f", "-i", "-t", "0", identifier)
+    for network in podman("network", "ls", "-q", chosen).split():
+        podman("network", "rm", "-f", network)
+
+
+ACTIONS = {
+    "create-network": create_network,
+    "destroy-network": destroy_network,
+    "create-node": create_node,
+    "destroy-node": destroy_node,
+    "states": states,
+    "start": start,
+    "sweep": sweep,
+}
+
+if __name__ == "__main__":
+    ACTIONS[sys.argv[1]](json.loads(os.environ["INPUT"]))
