@@ -179,6 +179,8 @@ def sentence(place: Place, found: Diagnosis, table: Table) -> list[Part]:
         if situation is not None:
             full = whatif.efficiency_at(situation, place.rate_gbps * link * 0.9 / place.bus_gbps.median)
             parts += [text(", and tuned to use 90% would give "), share("tuned", full, "predicted")]
+            if full < GOOD:
+                parts += [text(", after which the network is the limit")]
         return [*parts, text(".")]
     if found.limit == "network":
         return [*parts, text("the network is the limit"), *network_options(place, table), text(".")]
@@ -275,10 +277,10 @@ def findings(run: Run, table: Table, verdict: Verdict) -> list[str]:
     """Short facts worth knowing next to the verdict, most important first."""
     out: list[str] = []
     place = verdict.place
-    if verdict.diagnosis is not None and verdict.diagnosis.reason:
+    if verdict.diagnosis is not None and not (place is not None and place.nodes == 1):
         reason = verdict.diagnosis.reason
         out.append(f"Why: {reason}. What to change: {verdict.diagnosis.change}.")
-    if place is not None and place.efficiency is not None:
+    if place is not None and place.nodes > 1 and place.efficiency is not None:
         same = [
             other
             for other in table.of(place.family)
