@@ -1,0 +1,169 @@
+"""The node image: made once per content, booted N times.
+
+base   Debian with systemd and SSH, from mmdebstrap       key: release, packages, this machine's CA certificates
+node   base plus every role's install half (image.yml)    key: base, roles, versions.yml, nodes.lock
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from cluster import wheelhouse
+from cluster.config import ROOT, Cluster
+from cluster.process import run_logged
+from cluster.state import CACHE, State
+
+BASE_PACKAGES = (
+    *("systemd", "systemd-sysv", "dbus", "openssh-server", "python3", "python3-apt", "sudo", "iproute2"),
+    *("iputils-ping", "nftables", "ca-certificates", "procps", "kmod", "less"),
+)
+CA_ANCHORS = Path("/usr/local/share/ca-certificates")
+NODE_TOOL = ROOT / "terraform/local/node.py"
+BUILD_SUBNET = "10.76.255.0/24"
+
+
+def sudo() -> list[str]:
+    return [] if os.geteuid() == 0 else ["sudo", "-n", "--preserve-env=CONTAINERS_CONF"]
+
+
+def digest_of(paths: Iterable[Path], *texts: str) -> str:
+    digest = hashlib.sha256()
+    for text in texts:
+        digest.update(text.encode() + b"\0")
+    for path in sorted(paths):
+        digest.update(str(path.name).encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()[:12]
+
+
+def base_key(release: str) -> str:
+    return digest_of(CA_ANCHORS.glob("*.crt"), release, *BASE_PACKAGES)
+
+
+def role_files() -> list[Path]:
+    """Files of the install halves; what configures a running node does not change the image."""
+    skipped = ("molecule", "README.md", "configure.yml", "validate.yml", "meta")
+    files = [path for path in (ROOT / "roles").glob("*/**/*") if path.is_file()]
+    return [path for path in files if not any(part in skipped for part in path.relative_to(ROOT).parts)]
+
+
+def node_key(release: str) -> str:
+    files = [*role_files(), ROOT / "ansible/image.yml", ROOT / "ansible/roles.yml", ROOT / "versions.yml"]
+    return digest_of([*files, ROOT / "nodes.lock"], base_key(release))
+
+
+def exists(state: State, image: str) -> bool:
+    return (
+        subprocess.run([*sudo(), "podman", "image", "exists", image], env=state.environment(), check=False).returncode
+        == 0
+    )
+
+
+def ensure(state: State, cluster: Cluster, say: Callable[[str], None]) -> str:
+    """Return the name of the node image, making it and its base first where they are missing."""
+    release = cluster.os_release
+    image = f"localhost/horovod-cluster-node:{release}-{node_key(release)}"
+    if exists(state, image):
+        return image
+    base = f"localhost/horovod-cluster-base:{release}-{base_key(release)}"
+    log = state.log("image")
+    if not exists(state, base):
+        say(f"making a Debian {release} root filesystem")
+        make_base(state, release, base, log)
+    say("filling the wheelhouse")
+    wheels = wheelhouse.fill(log)
+    say("running the roles' install halves; Horovod is compiled unless its wheel is cached")
+    bake(state, cluster, base, image, wheels, log)
+    return image
+
+
+def make_base(state: State, release: str, image: str, log: Path) -> None:
+    with tempfile.TemporaryDirectory() as tmp:
+        tar = Path(tmp) / "base.tar"
+        hooks = [
+            'chroot "$1" useradd --create-home --shell /bin/bash --uid 1000 ops',
+            'chroot "$1" install -d -m 700 -o ops -g ops /home/ops/.ssh',
+            "printf 'ops ALL=(ALL) NOPASSWD: ALL\\n' > \"$1/etc/sudoers.d/ops\"",
+            'chmod 440 "$1/etc/sudoers.d/ops"',
+            'rm -f "$1"/etc/ssh/ssh_host_*',
+        ]
+        if any(CA_ANCHORS.glob("*.crt")):
+            hooks = [f'copy-in {" ".join(map(str, CA_ANCHORS.glob("*.crt")))} {CA_ANCHORS}', *hooks]
+            hooks.append('chroot "$1" update-ca-certificates')
+        run_logged(
+            [
+                *(*sudo(), "mmdebstrap", "--variant=minbase", f"--include={','.join(BASE_PACKAGES)}"),
+                *(f"--customize-hook={hook}" for hook in hooks),
+                *(release, tar),
+            ],
+            log,
+            state.environment(),
+            "mmdebstrap",
+        )
+        run_logged([*sudo(), "podman", "import", "--quiet", tar, image], log, state.environment(), "podman import")
+
+
+def bake(state: State, cluster: Cluster, base: str, image: str, wheels: Path, log: Path) -> None:
+    """Boot a builder from base, run image.yml on it, keep the result as image."""
+    name = f"{cluster.name}-build"
+    address = BUILD_SUBNET.replace("0/24", "10")
+    spec = {
+        **{"cluster": name, "name": "builder", "addresses": {"management": address}, "ssh_port": 22},
+        **{"image": base, "state_dir": str(state.dir)},
+    }
+    network = {"cluster": name, "name": f"{name}-management", "subnet": BUILD_SUBNET, "internal": False}
+    cache = CACHE / "horovod"
+    cache.mkdir(parents=True, exist_ok=True)
+
+    def tool(action: str, value: dict[str, object]) -> None:
+        env = state.environment() | {"INPUT": json.dumps(value)}
+        run_logged([sys.executable, NODE_TOOL, action], log, env, f"builder: {action}")
+
+    tool("sweep", spec)
+    try:
+        tool("create-network", network)
+        tool("create-node", spec)
+        known = f"-o UserKnownHostsFile={state.known_hosts} -o StrictHostKeyChecking=yes -o IdentitiesOnly=yes"
+        inventory = state.dir / "builder.ini"
+        inventory.write_text(
+            f"builder ansible_host={address} ansible_user=ops ansible_ssh_private_key_file={state.key} "
+            f"ansible_ssh_common_args='{known}' ansible_python_interpreter=/usr/bin/python3\n"
+        )
+        values = {
+            "wheelhouse": str(wheels),
+            "horovod_wheel_cache": str(cache),
+            "image_key": node_key(cluster.os_release),
+        }
+        run_logged(
+            ["ansible-playbook", "-i", inventory, ROOT / "ansible/image.yml", "-e", json.dumps(values)],
+            log,
+            state.environment(),
+            "ansible/image.yml",
+        )
+        container = f"{name}-builder"
+        env = state.environment()
+        run_logged([*sudo(), "podman", "stop", "-t", "20", container], log, env, "podman stop")
+        run_logged([*sudo(), "podman", "commit", "--quiet", container, image], log, env, "podman commit")
+    finally:
+        tool("destroy-node", spec)
+        tool("sweep", spec)
+        (state.dir / "builder.ini").unlink(missing_ok=True)
+
+
+def clean(state: State) -> None:
+    """Remove cached images and wheels."""
+    env = state.environment()
+    names = subprocess.run(
+        [*sudo(), "podman", "images", "--format={{.Repository}}:{{.Tag}}"], env=env, capture_output=True, text=True
+    ).stdout.split()
+    for name in names:
+        if name.startswith("localhost/horovod-cluster-"):
+            subprocess.run([*sudo(), "podman", "rmi", "-f", name], env=env, check=False)
+    shutil.rmtree(CACHE, ignore_errors=True)
