@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import os
+import re
 import resource
 import shutil
 import subprocess
@@ -33,6 +35,11 @@ class State:
         return self.dir / "id_ed25519"
 
     @property
+    def mesh_key(self) -> Path:
+        """With which the head logs in to the workers."""
+        return self.dir / "mesh_ed25519"
+
+    @property
     def known_hosts(self) -> Path:
         return self.dir / "known_hosts"
 
@@ -51,8 +58,9 @@ class State:
         """Make the folder, the deployment's SSH key and the settings that depend on this machine."""
         self.dir.mkdir(parents=True, exist_ok=True)
         self.dir.chmod(0o700)
-        if not self.key.exists():
-            subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", self.env, "-f", self.key], check=True)
+        for key in (self.key, self.mesh_key):
+            if not key.exists():
+                make_key(key, f"horovod-cluster {self.env}")
         (self.dir / "containers.conf").write_text(containers_conf())
         write_terraform_cli_config(self.dir / "terraform.rc")
 
@@ -88,10 +96,12 @@ class State:
         shutil.rmtree(self.dir, ignore_errors=True)
 
 
+def make_key(path: Path, comment: str) -> None:
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", comment, "-f", path], check=True)
+
+
 def control_dir(state_dir: Path) -> Path:
     """SSH control sockets need a short path: a UNIX socket's name holds about 100 characters."""
-    import hashlib
-
     return Path("/tmp") / f"hc-{os.getuid()}-{hashlib.sha256(str(state_dir).encode()).hexdigest()[:8]}"  # noqa: S108
 
 
@@ -143,8 +153,6 @@ def terraform_binary() -> Path:
 
 
 def terraform_version(binary: str) -> tuple[int, ...]:
-    import re
-
     env = {**os.environ, "TF_CLI_CONFIG_FILE": "", "CHECKPOINT_DISABLE": "1"}
     text = subprocess.run([binary, "version"], capture_output=True, text=True, env=env).stdout
     match = re.search(r"v(\d+)\.(\d+)", text)

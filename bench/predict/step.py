@@ -58,8 +58,12 @@ class Parameters:
     jitter: float = 0.025
     # Compute lost per unit of communication that runs beside it (copies, cores, memory bandwidth).
     interference: float = 0.03
-    # How far off the bandwidth may be, as a factor; a fit narrows it.
-    bandwidth_doubt: float = 1.25
+    # Factor on the bandwidth between the GPUs of a node.
+    intra: float = 1.0
+    # How far off the bandwidth may be, as a factor: where the line rate or a fit sets it, and where nothing does.
+    known_doubt: float = 1.12
+    unknown_doubt: float = 1.3
+    fitted: bool = False
 
     def with_ceiling(self, transport: str, gbps: float) -> Parameters:
         """The same with a bandwidth that was fitted on this transport, so goodput is in it already."""
@@ -69,7 +73,7 @@ class Parameters:
             self,
             ceiling_gbps=(*rest, (transport, gbps)),
             goodput=(*good, (transport, 1.0)),
-            bandwidth_doubt=min(self.bandwidth_doubt, 1.12),
+            fitted=True,
         )
 
 
@@ -136,6 +140,11 @@ class Setup:
             raise UserError(f"--rate-gbps: needed for {self.nodes} nodes, give the link rate of one node in Gbit/s")
         if self.servers is not None and self.engine != "ps":
             raise UserError("--servers: only --engine ps has parameter servers")
+
+    @property
+    def every_tensor(self) -> bool:
+        """Each gradient travels on its own: asked for, by fusion switched off, or as parameter servers work."""
+        return self.overlap == "tensor" or self.engine == "ps" or (self.overlap == "fused" and self.fusion_mb == 0)
 
     @property
     def nodes(self) -> int:
@@ -245,7 +254,7 @@ def _simulate(setup: Setup, parameters: Parameters) -> _Step:
     straggler = compute * parameters.jitter * expected_slowest(n)
     busy_compute = compute + straggler
     ratio, codec_ms = COMPRESSIONS[setup.compression]
-    ready = _ready_groups(setup.model, setup.overlap == "tensor" or setup.engine == "ps")
+    ready = _ready_groups(setup.model, setup.every_tensor)
     forward = busy_compute * (1 - parameters.backward_share)
     backward = busy_compute * parameters.backward_share
     times = [forward + share * backward for _, share in ready]
@@ -304,7 +313,7 @@ def _ring_bytes(setup: Setup, payload: float) -> float:
 def _collective(setup: Setup, parameters: Parameters) -> tuple[float, float]:
     """Milliseconds per all-reduce and per byte."""
     n, nodes, g = setup.gpus, setup.nodes, min(setup.gpus, setup.gpus_per_node)
-    intra = setup.intra_gbytes * 1e6
+    intra = setup.intra_gbytes * parameters.intra * 1e6
     if nodes == 1:
         return parameters.local_launch_ms, 2 * (n - 1) / n / intra
     inter = link_gbps(setup, parameters) * 1e6 / 8
@@ -328,7 +337,7 @@ def _finish(
     """When the last gradient is reduced, and in how many all-reduces."""
     if setup.overlap == "none":
         return times[-1] + per_call + sum(sizes) * per_byte, 1
-    if setup.overlap == "tensor":
+    if setup.every_tensor:
         end = 0.0
         for ready, size in zip(times, sizes, strict=True):
             end = max(end, ready) + per_call + size * per_byte
@@ -384,7 +393,10 @@ def _best_merge(
 def _parameter_server(
     setup: Setup, parameters: Parameters, times: Sequence[float], sizes: Sequence[float]
 ) -> tuple[float, int, float]:
-    """Push beside backward, pull after it. A node's GPUs add up their gradients first; servers share the parameters."""
+    """Push beside backward, pull beside the next forward, as layers come to need their parameters.
+
+    A node's GPUs add up their gradients first; servers share the parameters evenly.
+    """
     nodes = setup.nodes
     servers = setup.servers or nodes
     link = link_gbps(setup, parameters) * 1e6 / 8
@@ -395,7 +407,9 @@ def _parameter_server(
     for ready, size in zip(times, sizes, strict=True):
         end = max(end, ready) + size * per_byte
     payload = sum(sizes)
-    return end + parameters.launch_ms + payload * per_byte, len(sizes), 2 * share * payload
+    forward = times[-1] * (1 - parameters.backward_share)
+    pull = max(0.0, payload * per_byte - forward)
+    return end + parameters.launch_ms + pull, len(sizes), 2 * share * payload
 
 
 def _interval(setup: Setup, parameters: Parameters, total: float) -> tuple[float, float]:
@@ -406,7 +420,8 @@ def _interval(setup: Setup, parameters: Parameters, total: float) -> tuple[float
     """
     slower, faster = [setup.compute_doubt, REST], [setup.compute_doubt, REST]
     if setup.gpus > 1:
-        doubt = parameters.bandwidth_doubt
+        known = parameters.fitted or setup.limited or (setup.transport == "tcp" and (setup.rate_gbps or 0) <= 25)
+        doubt = parameters.known_doubt if known else parameters.unknown_doubt
         loss = parameters.jitter * expected_slowest(setup.gpus)
         slower.append(loss * JITTER_DOUBT[1] / (1 + loss))
         faster.append(loss * JITTER_DOUBT[0] / (1 + loss))
@@ -416,8 +431,8 @@ def _interval(setup: Setup, parameters: Parameters, total: float) -> tuple[float
 
 
 # Share of the straggler loss that may be absent or come on top, and what no other doubt explains.
-JITTER_DOUBT = (0.7, 1.2)
-REST = 0.01
+JITTER_DOUBT = (1.0, 1.6)
+REST = 0.015
 
 
 def _scaled(parameters: Parameters, factor: float) -> Parameters:
@@ -425,6 +440,7 @@ def _scaled(parameters: Parameters, factor: float) -> Parameters:
         parameters,
         goodput=tuple((name, value * factor) for name, value in parameters.goodput),
         ceiling_gbps=tuple((name, value * factor) for name, value in parameters.ceiling_gbps),
+        intra=parameters.intra * factor,
         ring_hop_ms=parameters.ring_hop_ms / factor,
         tree_hop_ms=parameters.tree_hop_ms / factor,
         launch_ms=parameters.launch_ms / factor,

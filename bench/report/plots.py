@@ -24,6 +24,7 @@ PARTS = {
 }
 GREY = "#8a94a6"
 NOTE = "#c2711c"
+HEADER = alt.Header(labelFontSize=13, labelFontWeight="bold", labelPadding=4)
 
 COLUMNS = (
     "fabric rate nodes gpus batch variant images_s images_low images_high ideal efficiency eff_low eff_high eff_gpu "
@@ -171,20 +172,20 @@ def curve(
 
 
 def legend(title: str | None = None) -> alt.Legend:
-    return alt.Legend(orient="top", title=title, symbolType="stroke", symbolStrokeWidth=4, labelLimit=300)
+    return alt.Legend(orient="top", title=title, symbolType="stroke", symbolStrokeWidth=4, symbolOpacity=1, labelLimit=300)
 
 
 def of_batch() -> alt.Facet:
-    return alt.Facet("batch:O", title=None, header=alt.Header(labelExpr="'batch ' + datum.label", labelFontSize=13))
+    return alt.Facet("panel:N", title=None, sort=alt.EncodingSortField("batch", op="min"), header=HEADER)
 
 
 def of_fabric(look: Look) -> alt.Facet:
-    return alt.Facet("fabric:N", title=None, sort=list(look.fabrics), header=alt.Header(labelFontSize=13))
+    return alt.Facet("fabric:N", title=None, sort=list(look.fabrics), header=HEADER)
 
 
 def throughput(data: Any, look: Look) -> Any:
     colour = Colour("fabric", fabric_scale(look.fabrics), legend())
-    y = alt.Y("images_s:Q", title="images/s, all GPUs", scale=alt.Scale(zero=True), axis=alt.Axis(format="~s"))
+    y = alt.Y("images_s:Q", title="images/s, all GPUs", scale=alt.Scale(zero=True), axis=alt.Axis(format=",~f", tickCount=6))
     tips = hover(
         alt.Tooltip("images_s:Q", title="images/s", format=",.4~r"),
         alt.Tooltip("images_low:Q", title="95% from", format=",.4~r"),
@@ -277,7 +278,7 @@ def bus(data: Any, look: Look) -> Any:
 def variants(data: Any, look: Look) -> Any:
     scale = alt.Scale(domain=list(look.variants), range=[PALETTE[i % len(PALETTE)] for i in range(len(look.variants))])
     colour = Colour("variant", scale, legend())
-    y = alt.Y("images_s:Q", title="images/s, all GPUs", scale=alt.Scale(zero=True), axis=alt.Axis(format="~s"))
+    y = alt.Y("images_s:Q", title="images/s, all GPUs", scale=alt.Scale(zero=True), axis=alt.Axis(format=",~f", tickCount=6))
     tips = hover(
         alt.Tooltip("variant:N", title="way"),
         alt.Tooltip("images_s:Q", title="images/s", format=",.4~r"),
@@ -296,11 +297,8 @@ def variants(data: Any, look: Look) -> Any:
 
 
 def facet(layers: Any, by: Any, look: Look, title: str) -> Any:
-    return (
-        layers.properties(width=look.width, height=look.height)
-        .facet(facet=by, columns=3)
-        .properties(title=look.title(title))
-    )
+    panels = layers.properties(width=look.width, height=look.height).facet(facet=by, columns=3)
+    return panels.transform_calculate(panel="'batch ' + datum.batch").properties(title=look.title(title))
 
 
 CHARTS: dict[str, Callable[[Any, Look], Any]] = {

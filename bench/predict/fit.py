@@ -1,0 +1,57 @@
+"""Fit the bandwidth a cluster's transport reaches, from as little as one measured row."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from bench.predict.step import DEFAULTS, Parameters, Setup, step_ms
+from cluster.errors import UserError
+
+
+@dataclass(frozen=True)
+class Observation:
+    """A measured step time of a configuration."""
+
+    setup: Setup
+    step_ms: float
+
+
+# Slowest link anyone trains over, Gbit/s.
+LEAST_GBPS = 0.01
+
+
+def fit_ceiling(observations: Sequence[Observation], parameters: Parameters = DEFAULTS) -> Parameters:
+    """The one bandwidth ceiling under which the predicted step times are nearest to the measured, in ratio."""
+    if not observations:
+        raise UserError("anchor: no measured row to fit a bandwidth ceiling on")
+    transport = observations[0].setup.transport
+    rates = [observation.setup.rate_gbps for observation in observations if observation.setup.rate_gbps]
+    if not rates:
+        raise UserError("anchor: a bandwidth ceiling shows only on more than one node, give a multi-node row")
+
+    def miss(log_gbps: float) -> float:
+        candidate = parameters.with_ceiling(transport, math.exp(log_gbps))
+        return sum(
+            math.log(step_ms(observation.setup, candidate) / observation.step_ms) ** 2 for observation in observations
+        )
+
+    return parameters.with_ceiling(transport, math.exp(_golden(miss, math.log(LEAST_GBPS), math.log(max(rates)))))
+
+
+def _golden(function: Callable[[float], float], low: float, high: float) -> float:
+    """Minimum of a function with one valley. Where the far end is flat (all communication hidden) the highest wins."""
+    ratio = (math.sqrt(5) - 1) / 2
+    a, b = high - ratio * (high - low), low + ratio * (high - low)
+    at_a, at_b = function(a), function(b)
+    while high - low > 1e-4:
+        if at_a < at_b:
+            high, b, at_b = b, a, at_a
+            a = high - ratio * (high - low)
+            at_a = function(a)
+        else:
+            low, a, at_a = a, b, at_b
+            b = low + ratio * (high - low)
+            at_b = function(b)
+    return (low + high) / 2
