@@ -64,6 +64,9 @@ class Parameters:
     known_doubt: float = 1.12
     unknown_doubt: float = 1.3
     fitted: bool = False
+    # Share of the straggler loss that may be absent, and that may come on top; what no other doubt explains.
+    jitter_doubt: tuple[float, float] = (1.0, 1.6)
+    rest: float = 0.015
 
     def with_ceiling(self, transport: str, gbps: float) -> Parameters:
         """The same with a bandwidth that was fitted on this transport, so goodput is in it already."""
@@ -213,7 +216,7 @@ def expected_slowest(count: int) -> float:
 
 def predict(setup: Setup, parameters: Parameters = DEFAULTS) -> Prediction:
     step = _simulate(setup, parameters)
-    low, high = _interval(setup, parameters, step.total)
+    low, high = _interval(setup, parameters, step)
     rate = 1000 * setup.images_per_step / step.total
     return Prediction(
         images_per_second=rate,
@@ -412,27 +415,23 @@ def _parameter_server(
     return end + parameters.launch_ms + pull, len(sizes), 2 * share * payload
 
 
-def _interval(setup: Setup, parameters: Parameters, total: float) -> tuple[float, float]:
+def _interval(setup: Setup, parameters: Parameters, step: _Step) -> tuple[float, float]:
     """Factors on the rate between which four of five measurements are expected.
 
     Each doubt is moved on its own and the effects are added as independent: the bandwidth, the spread of the GPUs
-    (clusters lose between next to nothing and three times the default), the single-GPU rate, and what remains.
+    (clusters lose between nothing and two and a half times the default), the single-GPU rate, and what remains.
     """
-    slower, faster = [setup.compute_doubt, REST], [setup.compute_doubt, REST]
+    total = step.total
+    slower, faster = [setup.compute_doubt, parameters.rest], [setup.compute_doubt, parameters.rest]
     if setup.gpus > 1:
         known = parameters.fitted or setup.limited or (setup.transport == "tcp" and (setup.rate_gbps or 0) <= 25)
         doubt = parameters.known_doubt if known else parameters.unknown_doubt
-        loss = parameters.jitter * expected_slowest(setup.gpus)
-        slower.append(loss * JITTER_DOUBT[1] / (1 + loss))
-        faster.append(loss * JITTER_DOUBT[0] / (1 + loss))
+        less, more = parameters.jitter_doubt
+        slower.append(more * step.straggler / total)
+        faster.append(less * step.straggler / total)
         slower.append(_simulate(setup, _scaled(parameters, 1 / doubt)).total / total - 1)
         faster.append(1 - _simulate(setup, _scaled(parameters, doubt)).total / total)
     return math.exp(-math.hypot(*slower)), math.exp(math.hypot(*faster))
-
-
-# Share of the straggler loss that may be absent or come on top, and what no other doubt explains.
-JITTER_DOUBT = (1.0, 1.6)
-REST = 0.015
 
 
 def _scaled(parameters: Parameters, factor: float) -> Parameters:
