@@ -11,6 +11,13 @@ from cluster.errors import InfraError, UserError
 # subcommand -> module with configure(parser) and run(args) -> exit code. Imported only when used: start-up stays fast.
 COMMANDS = {
     "sweep": "bench.sweep",
+    "report": "bench.report",
+    "explain": "bench.explain",
+    "compare": "bench.compare",
+    "export": "bench.export",
+    "timeline": "bench.timeline",
+    "predict": "bench.predict.command",
+    "plan": "bench.planning.command",
 }
 
 

@@ -23,7 +23,13 @@ PARTS = {
     "straggler_wait": ("straggler wait", "#c9a227"),
 }
 GREY = "#8a94a6"
-NOTE = "#c2711c"
+TITLES = {
+    "throughput": "Throughput (dashed: ideal)",
+    "efficiency": "Scaling efficiency: share of the ideal throughput",
+    "split": "Where the time of a step goes",
+    "bus": "All-reduce bus bandwidth (dashed: link rate, dotted: link as measured)",
+    "variants": "Ways to train compared (dashed: ideal)",
+}
 HEADER = alt.Header(labelFontSize=13, labelFontWeight="bold", labelPadding=4)
 
 COLUMNS = (
@@ -113,15 +119,16 @@ class Look:
 
     def title(self, text: str) -> alt.TitleParams:
         lines = [line for line in (self.subject, self.caveat) if line]
+        plain = {} if self.caveat else {"subtitleColor": GREY}
         return alt.TitleParams(
             text=text,
             subtitle=lines,
             anchor="start",
             fontSize=16,
             subtitleFontSize=12,
-            subtitleColor=NOTE if self.caveat else GREY,
             subtitlePadding=5,
             offset=14,
+            **plain,
         )
 
 
@@ -163,7 +170,7 @@ def curve(
             x=x,
             y=y,
             color=ink,
-            fill=alt.Fill(f"{colour.field}:N", scale=colour.scale, legend=None),
+            fill=alt.Fill(f"{colour.field}:N", scale=colour.scale, legend=colour.legend),
             fillOpacity=alt.condition("datum.converged", alt.value(1), alt.value(0)),
         ),
         # A larger unseen target, so that a finger can hit a point too.
@@ -172,7 +179,7 @@ def curve(
 
 
 def legend(title: str | None = None) -> alt.Legend:
-    return alt.Legend(orient="top", title=title, symbolType="stroke", symbolStrokeWidth=4, symbolOpacity=1, labelLimit=300)
+    return alt.Legend(orient="top", title=title, symbolType="stroke", symbolStrokeWidth=4, symbolSize=140, symbolOpacity=1, labelLimit=300)
 
 
 def of_batch() -> alt.Facet:
@@ -199,7 +206,7 @@ def throughput(data: Any, look: Look) -> Any:
         .encode(x=nodes_axis(look), y=alt.Y("ideal:Q"), detail="fabric:N")
     )
     layers = alt.layer(ideal, *curve(alt.Chart(data), look, y, ("images_s", "images_low", "images_high"), colour, tips))
-    return facet(layers, of_batch(), look, "Throughput: dashed is ideal")
+    return facet(layers, of_batch(), look, TITLES["throughput"])
 
 
 def efficiency(data: Any, look: Look) -> Any:
@@ -208,7 +215,7 @@ def efficiency(data: Any, look: Look) -> Any:
         "efficiency:Q",
         title="scaling efficiency",
         scale=alt.Scale(domain=[0, 1.05], clamp=True),
-        axis=alt.Axis(format="%", values=[0, 0.2, 0.4, 0.6, 0.8, 1]),
+        axis=alt.Axis(format="%", values=[0, 0.2, 0.4, 0.6, 0.8, 1], labelOverlap=False),
     )
     tips = hover(
         alt.Tooltip("efficiency:Q", title="efficiency", format=".1%"),
@@ -219,7 +226,7 @@ def efficiency(data: Any, look: Look) -> Any:
     )
     ideal = alt.Chart(data).mark_rule(strokeDash=[5, 4], color=GREY, strokeWidth=1.5).encode(y=alt.datum(1))
     layers = alt.layer(ideal, *curve(alt.Chart(data), look, y, ("efficiency", "eff_low", "eff_high"), colour, tips))
-    return facet(layers, of_batch(), look, "Scaling efficiency: share of ideal throughput")
+    return facet(layers, of_batch(), look, TITLES["efficiency"])
 
 
 def split(data: Any, look: Look) -> Any:
@@ -252,7 +259,7 @@ def split(data: Any, look: Look) -> Any:
         )
     )
     whisker = base.mark_rule(color=GREY, strokeWidth=2).encode(x=x, y=alt.Y("step_low:Q"), y2="step_high:Q")
-    return facet(alt.layer(bars, whisker), of_fabric(look), look, "Where a step's time goes")
+    return facet(alt.layer(bars, whisker), of_fabric(look), look, TITLES["split"])
 
 
 def bus(data: Any, look: Look) -> Any:
@@ -271,12 +278,14 @@ def bus(data: Any, look: Look) -> Any:
     link = base.mark_line(strokeDash=[2, 2], color=GREY, strokeWidth=1.5).encode(x=x, y=alt.Y("link:Q"))
     layers = alt.layer(rate, link, *curve(base, look, y, ("bus", "bus_low", "bus_high"), colour, tips))
     return facet(
-        layers, of_fabric(look), look, "All-reduce bus bandwidth: dashed is the link rate, dotted the measured link"
+        layers, of_fabric(look), look, TITLES["bus"]
     ).resolve_scale(y="independent")
 
 
 def variants(data: Any, look: Look) -> Any:
-    scale = alt.Scale(domain=list(look.variants), range=[PALETTE[i % len(PALETTE)] for i in range(len(look.variants))])
+    # Other colours than the fabrics have on the plots above.
+    colours = [PALETTE[(i + 3) % len(PALETTE)] for i in range(len(look.variants))]
+    scale = alt.Scale(domain=list(look.variants), range=colours)
     colour = Colour("variant", scale, legend())
     y = alt.Y("images_s:Q", title="images/s, all GPUs", scale=alt.Scale(zero=True), axis=alt.Axis(format=",~f", tickCount=6))
     tips = hover(
@@ -293,7 +302,7 @@ def variants(data: Any, look: Look) -> Any:
         .encode(x=nodes_axis(look), y=alt.Y("ideal:Q"), detail="variant:N")
     )
     layers = alt.layer(ideal, *curve(alt.Chart(data), look, y, ("images_s", "images_low", "images_high"), colour, tips))
-    return facet(layers, of_fabric(look), look, "Ways to train compared: dashed is ideal")
+    return facet(layers, of_fabric(look), look, TITLES["variants"])
 
 
 def facet(layers: Any, by: Any, look: Look, title: str) -> Any:
@@ -329,7 +338,7 @@ def style(dark: bool = False) -> dict[str, Any]:
         },
         "legend": {"labelColor": ink, "titleColor": ink, "labelFontSize": 13},
         "header": {"labelColor": ink, "titleColor": ink},
-        "title": {"color": ink},
+        "title": {"color": ink, "subtitleColor": "#f0b36b" if dark else "#9a5410"},
         "view": {"stroke": None},
     }
 

@@ -39,8 +39,10 @@
     return lines;
   }
 
+  const panelsOf = (rows, name) => new Set(rows.map((row) => (page.by_batch.includes(name) ? row.batch : row.fabric))).size;
+
   function fit(spec, rows, name, width) {
-    const panels = new Set(rows.map((row) => (page.by_batch.includes(name) ? row.batch : row.fabric))).size;
+    const panels = panelsOf(rows, name);
     const columns = Math.max(1, Math.min(panels, Math.floor(width / 290)));
     const own = name === "bus" ? 62 : 22;
     const axis = name === "bus" ? 0 : 48;
@@ -49,7 +51,8 @@
     spec.spec.height = width < 500 ? 200 : 240;
     const chosen = current();
     const letters = Math.floor(width / 7.2);
-    spec.title.text = wrap(page.titles[name], Math.floor(width / 9.5));
+    spec.title.text = wrap(page.titles[name], Math.floor((width - 40) / 9.5));
+    if (!chosen.caveat) spec.title.subtitleColor = page.grey;
     spec.title.subtitle = [chosen.label, chosen.caveat].filter(Boolean).flatMap((line) => wrap(line, letters));
     if (width < 500 && name === "variants") eachLegend(spec, (legend) => { legend.columns = 1; });
     return spec;
@@ -69,6 +72,7 @@
       const rows = select(name);
       figure.hidden = rows.length === 0;
       if (figure.hidden) { delete window.charts[name]; continue; }
+      figure.classList.toggle("half", innerWidth > 900 && panelsOf(rows, name) === 1);
       const place = figure.querySelector(".plot");
       const spec = fit(JSON.parse(JSON.stringify(page.specs[name])), rows, name, place.clientWidth);
       spec.data = { values: rows };

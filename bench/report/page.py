@@ -1,0 +1,327 @@
+"""Turning a run into report.html and report.md."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import Any
+
+import altair as alt
+import jinja2
+import vl_convert
+from markupsafe import Markup
+
+from bench.report import diagnosis, plots, verdict, words
+from bench.report.points import Family, Place, Table, tabulate
+from bench.report.runs import Run
+
+MOST_ROWS = 500
+CAPTIONS = {
+    "throughput": "Images per second over all GPUs; bars through the points are 95% intervals.",
+    "efficiency": "Throughput divided by nodes times the throughput of one node at the same batch.",
+    "split": "Median step: compute, then what compute could not hide. The thin line on top is the step's 95% interval.",
+    "bus": "2(n-1)/n times the gradient bytes over the communication time; a collective that fills the link touches the "
+    "dotted line.",
+    "variants": "The same hardware with another engine, compression or data source.",
+}
+CELLS: list[dict[str, str]] = [
+    {"title": "fabric", "field": "fabric", "kind": "text"},
+    {"title": "nodes", "field": "nodes", "kind": "whole"},
+    {"title": "batch", "field": "batch", "kind": "whole"},
+    {"title": "images/s (95%)", "field": "images_s", "kind": "number", "low": "images_low", "high": "images_high"},
+    {"title": "efficiency (95%)", "field": "efficiency", "kind": "share", "low": "eff_low", "high": "eff_high"},
+    {"title": "of one GPU", "field": "eff_gpu", "kind": "share"},
+    {"title": "step ms (95%)", "field": "step_ms", "kind": "number", "low": "step_low", "high": "step_high"},
+    {"title": "compute", "field": "compute", "kind": "number"},
+    {"title": "exposed comm", "field": "exposed_comm", "kind": "number"},
+    {"title": "data wait", "field": "data_wait", "kind": "number"},
+    {"title": "straggler wait", "field": "straggler_wait", "kind": "number"},
+    {"title": "bus Gbit/s", "field": "bus", "kind": "number", "low": "bus_low", "high": "bus_high"},
+    {"title": "link Gbit/s", "field": "link", "kind": "number"},
+    {"title": "host CPU %", "field": "cpu", "kind": "number"},
+    {"title": "s", "field": "scale", "kind": "number"},
+    {"title": "limit", "field": "limit", "kind": "text"},
+    {"title": "trial", "field": "id", "kind": "text"},
+]
+METHOD = (
+    "Medians over steps with 95% intervals; where a point was repeated, the median of the repeats and an interval that "
+    "covers all of theirs. Figures with a dotted underline are predicted, everything else is measured or follows from "
+    "measured values."
+)
+
+
+@dataclass
+class Report:
+    run: Run
+    table: Table
+    verdict: verdict.Verdict
+    limits: dict[str, str]
+
+    @property
+    def constructed(self) -> bool:
+        return bool(self.run.provenance.get("constructed"))
+
+
+def make(run: Run) -> Report:
+    table = tabulate(run.trials)
+    limits = {
+        place.trials[0].id: "" if place.nodes == 1 and not place.breakdown else diagnosis.diagnose(place).label
+        for place in table.places
+    }
+    return Report(run, table, verdict.judge(run, table), limits)
+
+
+@cache
+def library() -> str:
+    """Vega, Vega-Lite and Vega-Embed as one script, from the package that also renders the PNG files."""
+    text: str = vl_convert.javascript_bundle(vl_version=vegalite_version())
+    return text.replace("</script", "<\\/script")
+
+
+def vegalite_version() -> str:
+    """The newest version vl-convert carries that is not newer than the schema Altair writes."""
+    wanted = tuple(int(part) for part in alt.SCHEMA_VERSION.removeprefix("v").split(".")[:2])
+    known = [tuple(int(part) for part in name.split(".")[:2]) for name in vl_convert.get_vegalite_versions()]
+    best = max((version for version in known if version <= wanted), default=max(known))
+    return ".".join(str(part) for part in best)
+
+
+def asset(name: str) -> str:
+    return resources.files("bench.report").joinpath("templates", name).read_text()
+
+
+def script_json(value: Any) -> str:
+    """JSON that cannot end the script element it stands in, whatever strings it carries."""
+    text = json.dumps(value, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def source_hash(script: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
+
+
+def markdown(value: object) -> str:
+    """Plain text inside Markdown: no markup, no table breaks, no HTML."""
+    text = " ".join(str(value).split())
+    for sign in "\\`*_[]|#~":
+        text = text.replace(sign, "\\" + sign)
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def fence(value: str) -> str:
+    ticks = "```"
+    while ticks in value:
+        ticks += "`"
+    return f"{ticks}json\n{value}\n{ticks}"
+
+
+def number(value: float | None) -> str:
+    return "–" if value is None else words.significant(value, 4)
+
+
+def share(value: float | None) -> str:
+    return "–" if value is None else f"{100 * value:.1f}%"
+
+
+def environment() -> jinja2.Environment:
+    loader = jinja2.PackageLoader("bench.report", "templates")
+
+    def escape(name: str | None) -> bool:
+        return name is not None and name.endswith(".html.j2")
+
+    env = jinja2.Environment(loader=loader, autoescape=escape, undefined=jinja2.StrictUndefined)
+    env.filters.update(md=markdown, fence=fence, n=number, p=share)
+    return env
+
+
+def facts(report: Report) -> list[str]:
+    run = report.run
+    out = [f"{len(run.trials)} trials"]
+    if created := run.provenance.get("created"):
+        out.append(str(created)[:19].replace("T", " "))
+    elif run.trials:
+        out.append(run.trials[0].started[:19].replace("T", " "))
+    if report.verdict.place is not None:
+        place = report.verdict.place
+        out.append(f"headline: {place.family.model_name}, batch {place.batch} per GPU")
+    return out
+
+
+def badges(report: Report) -> list[str]:
+    out = []
+    if report.constructed:
+        out.append("constructed example")
+    kinds = {place.family.kind for place in report.table.places} or {trial.kind for trial in report.run.trials}
+    if "emulated" in kinds:
+        out.append("emulated devices" if kinds == {"emulated"} else "partly emulated devices")
+    return out
+
+
+def cards(report: Report) -> list[dict[str, Any]]:
+    """One per fabric: the largest cluster at the headline's batch."""
+    place = report.verdict.place
+    if place is None or place.nodes == 1:
+        return []
+    look = plots.look_for(report.table, place.family)
+    found: dict[tuple[float, str], Place] = {}
+    for other in report.table.of(place.family):
+        if other.batch == place.batch and other.nodes > 1:
+            key = (other.rate_gbps, other.fabric)
+            if key not in found or other.nodes > found[key].nodes:
+                found[key] = other
+    out = []
+    for _, other in sorted(found.items())[:8]:
+        name = words.fabric(other.fabric)
+        known = other.efficiency.median if other.efficiency else None
+        tone = plots.PALETTE[look.fabrics.index(name) % len(plots.PALETTE)]
+        out.append(
+            {
+                "fabric": other.fabric,
+                "title": f"{name}, {other.nodes} nodes",
+                "big": words.percent(known) if known is not None else words.significant(other.ips.median),
+                "unit": "efficiency" if known is not None else "images/s",
+                "share": known,
+                "width": round(100 * min(1.0, known or 0), 1),
+                "tone": tone,
+                "facts": f"{words.significant(other.ips.median)} images/s · limit: "
+                f"{report.limits[other.trials[0].id] or 'not known'}",
+            }
+        )
+    return out
+
+
+def sources(run: Run) -> dict[str, str]:
+    out = {}
+    for name in ("provenance", "plan", "capacities"):
+        if value := getattr(run, name):
+            text = json.dumps(value, indent=2, ensure_ascii=False)
+            out[name] = text if len(text) < 100_000 else text[:100_000] + "\n... shortened"
+    return out
+
+
+def cell(form: dict[str, str], line: plots.Row) -> tuple[str, str, bool]:
+    value = line[form["field"]]
+    if form["kind"] == "text":
+        return str(value), "", True
+    write = share if form["kind"] == "share" else number
+    between = ""
+    if "low" in form and line[form["low"]] is not None:
+        between = f"{write(line[form['low']])} to {write(line[form['high']])}"
+    if form["kind"] == "whole":
+        return f"{value:,}", between, False
+    return write(value), between, False
+
+
+def html(report: Report) -> str:
+    table, run = report.table, report.run
+    families = table.families
+    groups: dict[tuple[str, str, int, str], int] = {}
+    rows: list[list[plots.Row]] = []
+    for place in table.places:
+        if place.family.hardware not in groups:
+            groups[place.family.hardware] = len(rows)
+            rows.append([])
+        rows[groups[place.family.hardware]].append(plots.row(place, report.limits[place.trials[0].id]))
+    described: list[dict[str, Any]] = []
+    by_family: dict[Family, list[Place]] = {}
+    for place in table.places:
+        by_family.setdefault(place.family, []).append(place)
+    for family in families:
+        described.append(
+            {
+                "label": family.label,
+                "variant": family.variant,
+                "group": groups[family.hardware],
+                "caveat": plots.caveat(family, by_family[family], report.constructed),
+            }
+        )
+    # Against one GPU and against one node are the same thing where a node has one GPU.
+    cells = [form for form in CELLS if form["field"] != "eff_gpu" or any(f.gpus_per_node > 1 for f in families)]
+    lines: list[plots.Row] = []
+    specs: dict[str, Any] = {}
+    if families:
+        lines = [line for line in rows[groups[families[0].hardware]] if line["variant"] == families[0].variant]
+        specs = page_specs(table)
+    data = {
+        "columns": plots.COLUMNS,
+        "rows": [[[line[name] for name in plots.COLUMNS] for line in group] for group in rows],
+        "families": described,
+        "specs": specs,
+        "titles": plots.TITLES,
+        "one_batch": sorted(plots.ONE_BATCH),
+        "by_batch": [name for name in plots.CHARTS if name not in plots.ONE_BATCH],
+        "style": {"light": plots.style(), "dark": plots.style(dark=True)},
+        "grey": plots.GREY,
+        "cells": cells,
+        "most_rows": MOST_ROWS,
+    }
+    script = asset("report.js")
+    scripts = [library(), script]
+    return environment().get_template("report.html.j2").render(
+        run=run,
+        verdict=report.verdict,
+        findings=report.verdict.findings,
+        missing=verdict.missing(run, table),
+        facts=facts(report),
+        badges=badges(report),
+        cards=cards(report),
+        families=described,
+        captions=CAPTIONS,
+        titles=plots.TITLES,
+        cells=cells,
+        lines=[[cell(form, line) for form in cells] for line in lines[:MOST_ROWS]],
+        more=f"First {MOST_ROWS} of {len(lines)} points; bench export writes all of them." if len(lines) > MOST_ROWS else "",
+        failed=table.failed[:MOST_ROWS],
+        failed_more=f"First {MOST_ROWS} of {len(table.failed)}." if len(table.failed) > MOST_ROWS else "",
+        method=METHOD,
+        sources=sources(run),
+        css=asset("report.css"),
+        data=script_json(data),
+        library=library(),
+        script=script,
+        hashes=Markup(" ".join(source_hash(text) for text in scripts)),  # noqa: S704 - made of base64 only
+    )
+
+
+def page_specs(table: Table) -> dict[str, Any]:
+    """Chart descriptions without rows; the page fills in the rows and texts of the family on show."""
+    by_rate = sorted({(place.rate_gbps, words.fabric(place.fabric)) for place in table.places})
+    look = plots.Look(
+        fabrics=tuple(dict.fromkeys(name for _, name in by_rate)),
+        variants=tuple(dict.fromkeys(family.variant for family in table.families)),
+        subject="",
+        caveat=" ",
+        log_nodes=max(place.nodes for place in table.places) > 40,
+    )
+    rows = alt.NamedData(name="rows")
+    return {name: chart(rows, look).to_dict() for name, chart in plots.CHARTS.items()}
+
+
+def markdown_page(report: Report) -> str:
+    table = report.table
+    tables: list[tuple[str, list[plots.Row]]] = []
+    left = MOST_ROWS
+    for family in table.families:
+        rows = [plots.row(place, report.limits[place.trials[0].id]) for place in table.of(family)[:left]]
+        left -= len(rows)
+        if rows:
+            tables.append((family.label, rows))
+        if left <= 0:
+            break
+    more = f"First {MOST_ROWS} of {len(table.places)} points." if len(table.places) > MOST_ROWS else ""
+    return environment().get_template("report.md.j2").render(
+        run=report.run,
+        verdict=report.verdict,
+        findings=report.verdict.findings,
+        badges=badges(report),
+        missing=verdict.missing(report.run, table),
+        tables=tables,
+        more=more,
+        failed=table.failed[:MOST_ROWS],
+        method=METHOD,
+        sources=sources(report.run),
+    )
