@@ -88,11 +88,30 @@ def compute_ms(profile: str, model: str, batch: int, precision: str | None = Non
     source = f"{device.name} {used} {REFERENCE_MODEL}, {how}"
     if used != wanted:
         source += f"; {wanted} was not published, {used} stands in"
-    if model != REFERENCE_MODEL:
-        factor = network.macs / models.get(REFERENCE_MODEL).macs
+    if network.name != REFERENCE_MODEL:
+        factor, by = scale(network.name)
         step *= factor
-        source += f"; scaled by multiply-accumulates to {model} (x{factor:.2f})"
+        source += f"; scaled by {by} to {model} (x{factor:.2f})"
     return step, source
+
+
+@cache
+def scale(model: str) -> tuple[float, str]:
+    """A network's step time over the reference's, and what that rests on.
+
+    Multiply-accumulates alone make VGG-16 2.7 times too slow, its convolutions being large and regular, so a published
+    pair of rates on one GPU comes first.
+    """
+    text = resources.files("bench").joinpath("published", "tf-benchmarks.csv").read_text()
+    alone: dict[tuple[str, str], dict[str, float]] = {}
+    for row in csv.DictReader(text.splitlines()):
+        if row["gpus"] == "1" and row["data"] == "synthetic":
+            rates = alone.setdefault((row["system"], row["batch"]), {})
+            rates[row["model"]] = float(row["images_per_second"])
+    for (system, batch), rates in alone.items():
+        if model in rates and REFERENCE_MODEL in rates:
+            return rates[REFERENCE_MODEL] / rates[model], f"the rates of both on {system} at batch {batch} (TensorFlow)"
+    return models.get(model).macs / models.get(REFERENCE_MODEL).macs, "multiply-accumulates"
 
 
 def _published_precision(device: Profile, wanted: str) -> str:

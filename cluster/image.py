@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from cluster import wheelhouse
+from cluster import wheelhouse as wheelhouse
 from cluster.config import ROOT, Cluster
 from cluster.process import run_logged
 from cluster.state import CACHE, State

@@ -24,14 +24,18 @@ def wheelhouse_key() -> str:
     return digest.hexdigest()[:12]
 
 
+def folder() -> Path:
+    return CACHE / "wheelhouse" / wheelhouse_key()
+
+
 def fill(log: Path) -> Path:
     """Download what nodes.lock names, and Horovod's source, into the cache; return the folder."""
-    folder = CACHE / "wheelhouse" / wheelhouse_key()
-    done = folder / ".complete"
+    target = folder()
+    done = target / ".complete"
     if done.exists():
-        return folder
-    folder.mkdir(parents=True, exist_ok=True)
-    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--dest", folder]
+        return target
+    target.mkdir(parents=True, exist_ok=True)
+    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--dest", target]
     locked = [*pip, "--require-hashes", "--only-binary=:all:", "--requirement", LOCK]
     pinned = versions()
     try:
@@ -39,7 +43,7 @@ def fill(log: Path) -> Path:
     except InfraError:
         # Not every pip knows where CPU builds of PyTorch are.
         run_logged([*locked, "--extra-index-url", pinned["torch_cpu_index"]], log, os.environ, "pip download")
-    source = folder / f"horovod-{pinned['horovod']}.tar.gz"
+    source = target / f"horovod-{pinned['horovod']}.tar.gz"
     run_logged(
         [*pip, "--no-deps", "--no-binary=horovod", f"horovod=={pinned['horovod']}"], log, os.environ, "pip download"
     )
@@ -47,4 +51,4 @@ def fill(log: Path) -> Path:
         source.unlink()
         raise InfraError("horovod: the downloaded source does not match versions.yml horovod_sha256")
     done.touch()
-    return folder
+    return target

@@ -85,7 +85,7 @@ def create_node(spec: dict[str, Any]) -> None:
         *("create", "--name", name, "--hostname", spec["name"], "--label", f"{LABEL}={spec['cluster']}"),
         # NET_ADMIN: firewall and shaping inside the node. SYS_ADMIN and fuse: mounting the share.
         *("--systemd=always", "--cap-add=NET_ADMIN,SYS_ADMIN", "--device=/dev/fuse", "--shm-size=1g"),
-        *("--sysctl=net.ipv4.tcp_congestion_control=cubic", "--restart=unless-stopped"),
+        "--restart=unless-stopped",
         *networks,
         spec["image"],
         "/sbin/init",

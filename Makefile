@@ -1,0 +1,55 @@
+# make help lists the targets. ENV=local NODES=4 unless said otherwise.
+ENV ?= local
+NODES ?=
+NODE ?= head
+PLAN ?= quick
+VENV := .venv/bin
+CLUSTER := $(VENV)/cluster --env $(ENV)
+COUNT := $(if $(NODES),--nodes $(NODES))
+MAKEFLAGS += --no-print-directory
+.DEFAULT_GOAL := help
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' Makefile
+
+deploy: setup ## create (or repair) the cluster, configure and validate it   [ENV= NODES=]
+	@$(CLUSTER) deploy $(COUNT)
+
+bench: setup ## sweep 1 to N nodes and write the report; deploys when nothing is up   [ENV= PLAN=]
+	@$(VENV)/bench sweep --env $(ENV) --plan $(PLAN)
+
+status: setup ## what each node is and whether it works
+	@$(CLUSTER) status
+
+scale: setup ## change the number of nodes   NODES=n
+	@$(CLUSTER) scale $(COUNT)
+
+shell: setup ## log in to a node   NODE=w1
+	@$(CLUSTER) shell $(NODE)
+
+doctor: setup ## what is missing or broken, and the command that fixes it
+	@$(CLUSTER) doctor
+
+destroy: setup ## remove every node, network, key and state of ENV
+	@$(CLUSTER) destroy
+
+clean: setup ## remove cached images and packages
+	@$(CLUSTER) clean
+
+setup: ## install what the commands need: OS packages, Python packages, Terraform
+	@python3.11 bin/setup
+
+check: setup ## lint, types and unit tests, in under a minute
+	@$(VENV)/python tests/run.py check
+
+test: setup ## everything CI runs: check, terraform, molecule, end to end
+	@$(VENV)/python tests/run.py all
+
+lock: setup ## pin the Python packages anew
+	@$(VENV)/pip-compile -q --strip-extras --generate-hashes --allow-unsafe --no-emit-index-url --no-emit-find-links --extra dev --extra terraform -o requirements.lock pyproject.toml
+	@$(VENV)/pip-compile -q --strip-extras --generate-hashes --allow-unsafe --no-emit-index-url --no-emit-find-links -o nodes.lock nodes.in
+
+perf-deploy: setup ## measure deploy times: 4 and 10 nodes from a cached image
+	@$(VENV)/python tests/perf/deploy.py
+
+.PHONY: help deploy bench status scale shell doctor destroy clean setup check test lock perf-deploy

@@ -1,0 +1,186 @@
+"""What a plan file may say, and the launches and points it unfolds into."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+
+from bench import devices, models
+from bench.trial import Point
+from cluster.config import one_line
+from cluster.contract import Contract
+from cluster.errors import UserError
+
+PLANS = Path(__file__).parent / "plans"
+ENGINES = ("horovod-mpi", "horovod-gloo", "ddp")
+START_SECONDS = 6
+STEPS = 16
+
+
+def _unique(values: list[Any]) -> list[Any]:
+    if len(set(map(str, values))) != len(values):
+        raise ValueError("lists something twice; name each once")
+    return values
+
+
+Listed = AfterValidator(_unique)
+Positive = Annotated[int, Field(ge=1)]
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class Link(Section):
+    """A network the cluster is shaped to for this plan, besides the fabrics of cluster.yml."""
+
+    rate_gbps: Annotated[float, Field(gt=0, le=800, strict=False)]
+    burst_ms: Annotated[float, Field(gt=0, le=500, strict=False)] | None = None
+
+
+class Published(Section):
+    """A published measurement to print beside ours."""
+
+    fabric: str
+    nodes: Positive
+    batch: Positive
+    step_ms: Annotated[float, Field(gt=0, strict=False)]
+    source: str
+
+
+class Plan(Section):
+    """A sweep: every combination of the lists is a point."""
+
+    title: str = ""
+    nodes: Annotated[list[Positive], Field(min_length=1), Listed]
+    gpus_per_node: Annotated[int, Field(ge=1, le=16)] = 1
+    batches: Annotated[list[Annotated[int, Field(ge=1, le=4096)]], Field(min_length=1), Listed]
+    fabrics: Annotated[list[str], Field(min_length=1), Listed]
+    links: dict[str, Link] = {}
+    models: Annotated[list[str], Field(min_length=1), Listed] = ["resnet50"]
+    engines: Annotated[list[Literal["horovod-mpi", "horovod-gloo", "ddp"]], Field(min_length=1), Listed] = [
+        "horovod-mpi"
+    ]
+    compressions: Annotated[list[Literal["none", "fp16"]], Field(min_length=1), Listed] = ["none"]
+    device: str = "emulated:p100"
+    compute_ms: Annotated[float, Field(gt=0, strict=False)] | None = Field(
+        default=None, description="time of one step's compute, where it was measured, instead of the profile's"
+    )
+    precision: str | None = None
+    data: Literal["synthetic"] = "synthetic"
+    scaling: Literal["weak", "strong"] = "weak"
+    repeats: Annotated[int, Field(ge=1, le=100)] = 1
+    seconds: Annotated[float, Field(gt=0, strict=False)] = Field(default=20, description="time cap of one point")
+    compare: list[Published] = []
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One start of the worker on some nodes; it serves all these points, so start-up is paid once."""
+
+    fabric: str
+    nodes: int
+    engine: str
+    points: tuple[Point, ...]
+
+
+def names() -> list[str]:
+    return sorted(path.stem for path in PLANS.glob("*.yml"))
+
+
+def load(text: str) -> Plan:
+    """A plan by its name in bench/plans or by the path of a file."""
+    path = PLANS / f"{text}.yml"
+    if not path.exists():
+        path = Path(text)
+        if not path.is_file():
+            raise UserError(f"--plan {text}: no such plan or file; choose one of {', '.join(names())} or write your own")
+    try:
+        content = yaml.safe_load(path.read_text())
+    except yaml.YAMLError as error:
+        raise UserError(f"{path.name}: not YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(content, dict):
+        raise UserError(f"{path.name}: expected a mapping such as nodes: [1, 2]")
+    try:
+        return Plan.model_validate(content)
+    except ValidationError as error:
+        raise UserError(f"{path.name}: {one_line(error, 'plan')}") from None
+
+
+def check(plan: Plan, cluster: Contract | None, available: int, gpus: int) -> None:
+    """What a schema cannot know: does it fit this cluster, do the names exist."""
+    if cluster:
+        known = [*cluster.fabrics, *plan.links]
+        for fabric in plan.fabrics:
+            if fabric not in known:
+                raise UserError(f"plan.fabrics: unknown fabric {fabric!r}; choose from {', '.join(known)}")
+    if max(plan.nodes) > available:
+        raise UserError(
+            f"plan.nodes: {max(plan.nodes)} nodes asked, the cluster has {available}; "
+            f"run `make scale NODES={max(plan.nodes)}` or list fewer"
+        )
+    for model in plan.models:
+        models.get(model)
+    kind, _, profile = plan.device.partition(":")
+    if kind == "emulated":
+        devices.get(profile)
+    elif plan.device == "cuda":
+        if gpus < plan.gpus_per_node:
+            raise UserError(
+                f"plan.device: cuda needs {plan.gpus_per_node} GPUs per node and the cluster has {gpus}; "
+                "use emulated:<profile> or cpu"
+            )
+    elif plan.device != "cpu":
+        raise UserError(f"plan.device: unknown device {plan.device!r}; choose cuda, cpu or emulated:<profile>")
+
+
+def rate_of(plan: Plan, cluster: Contract | None, fabric: str) -> float:
+    if fabric in plan.links:
+        return plan.links[fabric].rate_gbps
+    return cluster.fabrics[fabric].rate_gbps if cluster else {"1g": 1.0, "10g": 10.0, "ib": 100.0}[fabric]
+
+
+def unfold(plan: Plan, cluster: Contract | None) -> Iterator[Launch]:
+    """Launches in the order that shows most soonest: fabric by fabric, few nodes first."""
+    for engine, fabric, nodes in product(plan.engines, plan.fabrics, plan.nodes):
+        inner = product(plan.models, plan.compressions, plan.batches, range(plan.repeats))
+        points = tuple(
+            Point(
+                fabric=fabric,
+                rate_gbps=rate_of(plan, cluster, fabric),
+                nodes=nodes,
+                gpus_per_node=plan.gpus_per_node,
+                batch=batch if plan.scaling == "weak" else max(1, round(batch / (nodes * plan.gpus_per_node))),
+                model=model,
+                engine=engine,
+                compression=compression,
+                device=plan.device,
+                data=plan.data,
+                repeat=repeat,
+            )
+            for model, compression, batch, repeat in inner
+        )
+        yield Launch(fabric, nodes, engine, points)
+
+
+def compute_ms(plan: Plan, point: Point) -> tuple[float, str]:
+    """Compute time of one step on the plan's emulated device, and where the figure comes from."""
+    if plan.compute_ms is not None:
+        return plan.compute_ms, "measured, given in the plan"
+    return devices.compute_ms(point.device.partition(":")[2], point.model, point.batch, plan.precision)
+
+
+def estimate_seconds(plan: Plan, point: Point) -> float:
+    """Rough time one point takes: a step is compute plus what of the ring does not hide behind backward."""
+    if not point.device.startswith("emulated:"):
+        return plan.seconds
+    compute = compute_ms(plan, point)[0] / 1000
+    ring = 2 * (point.gpus - 1) / point.gpus * models.get(point.model).gradient_bytes * 8 / (point.rate_gbps * 1e9)
+    step = max(compute, compute / 3 + ring * 1.2)
+    return min(STEPS * step, plan.seconds * 1.5)

@@ -1,0 +1,174 @@
+"""One process per GPU: runs the trials of a launch one after the other and reports them as JSON lines from rank 0.
+
+The whole launch is in --spec (base64 JSON). Nothing is asked for meanwhile, so any launcher can start it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import ctypes
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+# With the launcher gone nobody would end us.
+ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+
+import engines  # noqa: E402
+import statistics_of_steps as statistics  # noqa: E402
+import torch  # noqa: E402
+
+CHUNK = 3
+FORWARD_SHARE = 1 / 3
+LARGEST_WARMUP = 15
+TARGET = 0.02
+CHECK_STEPS = 4
+
+
+def emit(event: str, **values: Any) -> None:
+    print("@bench " + json.dumps({"event": event, **values}), flush=True)
+
+
+def sleep_until(moment: float) -> None:
+    left = moment - time.perf_counter()
+    if left > 0:
+        time.sleep(left)
+
+
+class EmulatedDevice:
+    """Sleeps through compute and releases the model's gradients, n/s elements each, when a device would have them."""
+
+    def __init__(self, trial: dict[str, Any]) -> None:
+        self.forward = trial["compute_ms"] / 1000 * FORWARD_SHARE
+        self.backward = trial["compute_ms"] / 1000 - self.forward
+        self.scale = trial["scale"]
+        kind = torch.float16 if trial["compression"] == "fp16" else torch.float32
+        self.gradients = [
+            (f"{trial['id']}.{trial['scale']}.{i}", torch.ones(max(1, round(elements / self.scale)), dtype=kind), ready)
+            for i, (elements, ready) in enumerate(trial["gradients"])
+        ]
+
+    def step(self, engine: Any) -> tuple[float, float, float]:
+        """Returns seconds: the whole step, its compute, and from the first gradient to the last sum."""
+        start = time.perf_counter()
+        sleep_until(start + self.forward)
+        engine.begin(self.scale)
+        first = time.perf_counter()
+        for name, tensor, ready in self.gradients:
+            sleep_until(start + self.forward + ready * self.backward)
+            engine.submit(name, tensor.fill_(1.0))
+        sleep_until(start + self.forward + self.backward)
+        computed = time.perf_counter()
+        engine.wait()
+        end = time.perf_counter()
+        return end - start, computed - start, end - first
+
+    def check(self, size: int) -> None:
+        for name, tensor, _ in self.gradients:
+            if float(tensor[0]) != size:
+                raise RuntimeError(f"{name}: the sum over {size} processes came out as {float(tensor[0])}")
+
+
+def nic_bytes() -> dict[str, int]:
+    return {
+        nic.name: int((nic / "statistics/tx_bytes").read_text())
+        for nic in Path("/sys/class/net").iterdir()
+        if nic.name != "lo" and not nic.name.startswith("ifb")
+    }
+
+
+def cpu_times() -> tuple[float, float]:
+    """Busy and total jiffies of this machine."""
+    fields = [int(word) for word in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
+    idle = fields[3] + fields[4]
+    return sum(fields) - idle, sum(fields)
+
+
+def set_rate(engine: Any, trial: dict[str, Any]) -> None:
+    if trial["rate_mbit"] is not None and engine.local_rank == 0:
+        burst = [] if trial["burst_ms"] is None else [str(trial["burst_ms"])]
+        subprocess.run(["sudo", "-n", "/usr/local/sbin/fabric-rate", "set", str(trial["rate_mbit"]), *burst], check=True)
+    engine.barrier()
+
+
+def run_steps(engine: Any, device: EmulatedDevice, count: int) -> list[tuple[float, float, float]]:
+    return [device.step(engine) for _ in range(count)]
+
+
+def slowest(engine: Any, steps: list[tuple[float, float, float]]) -> list[float]:
+    """Per step, the time of the slowest rank: a step is over when all are."""
+    return [max(times) for times in zip(*engine.gather([step[0] for step in steps]), strict=True)]
+
+
+def run_trial(engine: Any, trial: dict[str, Any]) -> None:
+    set_rate(engine, trial)
+    device = EmulatedDevice(trial)
+    started = time.perf_counter()
+    seen: list[float] = []
+    while True:
+        seen += slowest(engine, run_steps(engine, device, CHUNK))
+        late = time.perf_counter() - started > trial["seconds"]
+        if engine.broadcast(statistics.settled(seen) or len(seen) >= LARGEST_WARMUP or late or trial["check"]):
+            break
+    device.check(engine.size)
+    warm = time.perf_counter()
+    mine: list[tuple[float, float, float]] = []
+    seen = []
+    engine.barrier()
+    nics, cpu = nic_bytes(), cpu_times()
+    while True:
+        chunk = run_steps(engine, device, CHECK_STEPS if trial["check"] else CHUNK)
+        mine += chunk
+        seen += slowest(engine, chunk)
+        late = time.perf_counter() - warm > trial["seconds"]
+        if engine.rank == 0:
+            emit("progress", id=trial["id"], images_per_second=trial["images"] / statistics.median(seen))
+        if engine.broadcast(trial["check"] or late or statistics.half_width(seen) <= TARGET):
+            break
+    sent = {name: (count - nics[name]) / len(mine) for name, count in nic_bytes().items() if name in nics}
+    busy, total = (after - before for after, before in zip(cpu_times(), cpu, strict=True))
+    reports = engine.gather({"node": socket.gethostname(), "local": engine.local_rank, "steps": mine, "sent": sent})
+    if engine.rank == 0:
+        emit(
+            "trial",
+            id=trial["id"],
+            scale=trial["scale"],
+            check=trial["check"],
+            ranks=reports,
+            cpu=100 * busy / max(total, 1),
+            warmup_s=warm - started,
+            measure_s=time.perf_counter() - warm,
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--engine", required=True)
+    parser.add_argument("--spec", required=True)
+    parser.add_argument("--run", required=True, help="marks the processes of one launch")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    spec = json.loads(base64.b64decode(args.spec))
+    engine = engines.make(args.engine)
+    if engine.rank == 0:
+        emit("started", size=engine.size)
+    for trial in spec["trials"]:
+        run_trial(engine, trial)
+    engine.barrier()
+    if engine.rank == 0:
+        emit("finished")
+    engine.close()
+    sys.stdout.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,48 @@
+"""When a trial has settled, and how sure its median is. Standard library only: it runs on the nodes too."""
+
+from __future__ import annotations
+
+from math import comb
+
+WINDOW = 3
+STEADY = 0.05
+SMALLEST_SAMPLE = 6
+
+
+def median(values: list[float]) -> float:
+    ordered = sorted(values)
+    middle = len(ordered) // 2
+    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
+
+
+def median_interval(values: list[float], confidence: float = 0.95) -> tuple[float, float]:
+    """Interval of the median from order statistics: it assumes nothing about the distribution.
+
+    Below six values no such interval reaches 95%; the whole range is returned.
+    """
+    ordered = sorted(values)
+    n = len(ordered)
+    # P(median lies outside the k-th smallest and largest) = 2 * P(Binomial(n, 1/2) < k)
+    tail, k = 0.0, 0
+    while k < n // 2:
+        tail += comb(n, k) / 2**n
+        if 2 * tail > 1 - confidence:
+            break
+        k += 1
+    k = max(k, 1)
+    return ordered[k - 1], ordered[n - k]
+
+
+def half_width(values: list[float]) -> float:
+    """Half the interval, relative to the median; infinite while there are too few values to tell."""
+    if len(values) < SMALLEST_SAMPLE:
+        return float("inf")
+    low, high = median_interval(values)
+    return (high - low) / 2 / median(values)
+
+
+def settled(values: list[float]) -> bool:
+    """The last window of steps takes as long as the one before."""
+    if len(values) < 2 * WINDOW:
+        return False
+    return abs(median(values[-WINDOW:]) / median(values[-2 * WINDOW : -WINDOW]) - 1) <= STEADY

@@ -1,0 +1,43 @@
+"""Run a launcher on the head and end it, and what it started, when the controller goes away (standard input closes)."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+
+def main() -> int:
+    run, hosts, argv = sys.argv[1], sys.argv[2].split(","), sys.argv[3:]
+    child = subprocess.Popen(argv, stdin=subprocess.DEVNULL, start_new_session=True)
+
+    def end() -> None:
+        for number, pause in ((signal.SIGTERM, 3), (signal.SIGKILL, 1)):
+            try:
+                os.killpg(child.pid, number)
+            except ProcessLookupError:
+                break
+            deadline = time.monotonic() + pause
+            while child.poll() is None and time.monotonic() < deadline:
+                time.sleep(0.1)
+        # The launcher ends its ranks; this is for the case that it could not.
+        for host in hosts[1:]:
+            command = ["ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=3", host, f"pkill -9 -f -- '--run {run}'"]
+            subprocess.run(command, capture_output=True, check=False)
+
+    def watch() -> None:
+        while sys.stdin.buffer.read(1):
+            pass
+        end()
+        os._exit(143)
+
+    threading.Thread(target=watch, daemon=True).start()
+    signal.signal(signal.SIGTERM, lambda *_: (end(), os._exit(143)))
+    return child.wait()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
