@@ -1,4 +1,4 @@
-"""What limits one measured point: the network, the collective, the data, a slow node, the host, or nothing but compute."""
+"""What limits one measured point: network, collective, data, a slow node, the host, or nothing but compute."""
 
 from __future__ import annotations
 
@@ -181,6 +181,6 @@ def wrong_interface(trial: Trial, stray: dict[str, tuple[str, float]]) -> Diagno
     intended = trial.transport.interface if trial.transport else "the fabric"
     return Diagnosis(
         "wrong-nic",
-        f"{words.several(sorted(stray))} sent {words.percent(share)} of the bytes over {interface} instead of {intended}",
+        f"{words.several(sorted(stray))} sent {words.percent(share)} of the bytes over {interface}, not {intended}",
         f"make MPI and Horovod use {intended} (select it by the fabric's subnet) and run the sweep again",
     )

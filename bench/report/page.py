@@ -24,8 +24,8 @@ CAPTIONS = {
     "throughput": "Images per second over all GPUs; bars through the points are 95% intervals.",
     "efficiency": "Throughput divided by nodes times the throughput of one node at the same batch.",
     "split": "Median step: compute, then what compute could not hide. The thin line on top is the step's 95% interval.",
-    "bus": "2(n-1)/n times the gradient bytes over the communication time; a collective that fills the link touches the "
-    "dotted line.",
+    "bus": "2(n-1)/n times the gradient bytes over the communication time; a collective that fills the link "
+    "touches the dotted line.",
     "variants": "The same hardware with another engine, compression or data source.",
 }
 CELLS: list[dict[str, str]] = [
@@ -78,7 +78,7 @@ def make(run: Run) -> Report:
 @cache
 def library() -> str:
     """Vega, Vega-Lite and Vega-Embed as one script, from the package that also renders the PNG files."""
-    text: str = vl_convert.javascript_bundle(vl_version=vegalite_version())
+    text: str = vl_convert.javascript_bundle(None, vl_version=vegalite_version())
     return text.replace("</script", "<\\/script")
 
 
@@ -120,11 +120,11 @@ def fence(value: str) -> str:
 
 
 def number(value: float | None) -> str:
-    return "–" if value is None else words.significant(value, 4)
+    return "-" if value is None else words.significant(value, 4)
 
 
 def share(value: float | None) -> str:
-    return "–" if value is None else f"{100 * value:.1f}%"
+    return "-" if value is None else f"{100 * value:.1f}%"
 
 
 def environment() -> jinja2.Environment:
@@ -133,7 +133,7 @@ def environment() -> jinja2.Environment:
     def escape(name: str | None) -> bool:
         return name is not None and name.endswith(".html.j2")
 
-    env = jinja2.Environment(loader=loader, autoescape=escape, undefined=jinja2.StrictUndefined)
+    env = jinja2.Environment(loader=loader, autoescape=escape, undefined=jinja2.StrictUndefined)  # noqa: S701
     env.filters.update(md=markdown, fence=fence, n=number, p=share)
     return env
 
@@ -261,29 +261,35 @@ def html(report: Report) -> str:
     }
     script = asset("report.js")
     scripts = [library(), script]
-    return environment().get_template("report.html.j2").render(
-        run=run,
-        verdict=report.verdict,
-        findings=report.verdict.findings,
-        missing=verdict.missing(run, table),
-        facts=facts(report),
-        badges=badges(report),
-        cards=cards(report),
-        families=described,
-        captions=CAPTIONS,
-        titles=plots.TITLES,
-        cells=cells,
-        lines=[[cell(form, line) for form in cells] for line in lines[:MOST_ROWS]],
-        more=f"First {MOST_ROWS} of {len(lines)} points; bench export writes all of them." if len(lines) > MOST_ROWS else "",
-        failed=table.failed[:MOST_ROWS],
-        failed_more=f"First {MOST_ROWS} of {len(table.failed)}." if len(table.failed) > MOST_ROWS else "",
-        method=METHOD,
-        sources=sources(run),
-        css=asset("report.css"),
-        data=script_json(data),
-        library=library(),
-        script=script,
-        hashes=Markup(" ".join(source_hash(text) for text in scripts)),  # noqa: S704 - made of base64 only
+    return (
+        environment()
+        .get_template("report.html.j2")
+        .render(
+            run=run,
+            verdict=report.verdict,
+            findings=report.verdict.findings,
+            missing=verdict.missing(run, table),
+            facts=facts(report),
+            badges=badges(report),
+            cards=cards(report),
+            families=described,
+            captions=CAPTIONS,
+            titles=plots.TITLES,
+            cells=cells,
+            lines=[[cell(form, line) for form in cells] for line in lines[:MOST_ROWS]],
+            more=f"First {MOST_ROWS} of {len(lines)} points; bench export writes all of them."
+            if len(lines) > MOST_ROWS
+            else "",
+            failed=table.failed[:MOST_ROWS],
+            failed_more=f"First {MOST_ROWS} of {len(table.failed)}." if len(table.failed) > MOST_ROWS else "",
+            method=METHOD,
+            sources=sources(run),
+            css=asset("report.css"),
+            data=script_json(data),
+            library=library(),
+            script=script,
+            hashes=Markup(" ".join(source_hash(text) for text in scripts)),  # noqa: S704 - made of base64 only
+        )
     )
 
 
@@ -313,15 +319,19 @@ def markdown_page(report: Report) -> str:
         if left <= 0:
             break
     more = f"First {MOST_ROWS} of {len(table.places)} points." if len(table.places) > MOST_ROWS else ""
-    return environment().get_template("report.md.j2").render(
-        run=report.run,
-        verdict=report.verdict,
-        findings=report.verdict.findings,
-        badges=badges(report),
-        missing=verdict.missing(report.run, table),
-        tables=tables,
-        more=more,
-        failed=table.failed[:MOST_ROWS],
-        method=METHOD,
-        sources=sources(report.run),
+    return (
+        environment()
+        .get_template("report.md.j2")
+        .render(
+            run=report.run,
+            verdict=report.verdict,
+            findings=report.verdict.findings,
+            badges=badges(report),
+            missing=verdict.missing(report.run, table),
+            tables=tables,
+            more=more,
+            failed=table.failed[:MOST_ROWS],
+            method=METHOD,
+            sources=sources(report.run),
+        )
     )

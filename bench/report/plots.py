@@ -1,4 +1,4 @@
-"""The plots of a report, as Altair charts over the rows of one family. One description serves page, PNG, SVG, notebook."""
+"""The plots of a report, as Altair charts. One description of each serves the page, PNG, SVG and the notebook."""
 
 from __future__ import annotations
 
@@ -32,11 +32,40 @@ TITLES = {
 }
 HEADER = alt.Header(labelFontSize=13, labelFontWeight="bold", labelPadding=4)
 
-COLUMNS = (
-    "fabric rate nodes gpus batch variant images_s images_low images_high ideal efficiency eff_low eff_high eff_gpu "
-    "step_ms step_low step_high compute exposed_comm data_wait straggler_wait bus bus_low bus_high link cpu scale "
-    "converged repeats limit stragglers id"
-).split()
+COLUMNS = [
+    "fabric",
+    "rate",
+    "nodes",
+    "gpus",
+    "batch",
+    "variant",
+    "images_s",
+    "images_low",
+    "images_high",
+    "ideal",
+    "efficiency",
+    "eff_low",
+    "eff_high",
+    "eff_gpu",
+    "step_ms",
+    "step_low",
+    "step_high",
+    "compute",
+    "exposed_comm",
+    "data_wait",
+    "straggler_wait",
+    "bus",
+    "bus_low",
+    "bus_high",
+    "link",
+    "cpu",
+    "scale",
+    "converged",
+    "repeats",
+    "limit",
+    "stragglers",
+    "id",
+]
 
 
 def short(value: float | None) -> float | None:
@@ -119,7 +148,7 @@ class Look:
 
     def title(self, text: str) -> alt.TitleParams:
         lines = [line for line in (self.subject, self.caveat) if line]
-        plain = {} if self.caveat else {"subtitleColor": GREY}
+        plain: dict[str, Any] = {} if self.caveat else {"subtitleColor": GREY}
         return alt.TitleParams(
             text=text,
             subtitle=lines,
@@ -179,7 +208,15 @@ def curve(
 
 
 def legend(title: str | None = None) -> alt.Legend:
-    return alt.Legend(orient="top", title=title, symbolType="stroke", symbolStrokeWidth=4, symbolSize=140, symbolOpacity=1, labelLimit=300)
+    return alt.Legend(
+        orient="top",
+        title=title,
+        symbolType="stroke",
+        symbolStrokeWidth=4,
+        symbolSize=140,
+        symbolOpacity=1,
+        labelLimit=300,
+    )
 
 
 def of_batch() -> alt.Facet:
@@ -192,7 +229,9 @@ def of_fabric(look: Look) -> alt.Facet:
 
 def throughput(data: Any, look: Look) -> Any:
     colour = Colour("fabric", fabric_scale(look.fabrics), legend())
-    y = alt.Y("images_s:Q", title="images/s, all GPUs", scale=alt.Scale(zero=True), axis=alt.Axis(format=",~f", tickCount=6))
+    y = alt.Y(
+        "images_s:Q", title="images/s, all GPUs", scale=alt.Scale(zero=True), axis=alt.Axis(format=",~f", tickCount=6)
+    )
     tips = hover(
         alt.Tooltip("images_s:Q", title="images/s", format=",.4~r"),
         alt.Tooltip("images_low:Q", title="95% from", format=",.4~r"),
@@ -215,7 +254,7 @@ def efficiency(data: Any, look: Look) -> Any:
         "efficiency:Q",
         title="scaling efficiency",
         scale=alt.Scale(domain=[0, 1.05], clamp=True),
-        axis=alt.Axis(format="%", values=[0, 0.2, 0.4, 0.6, 0.8, 1], labelOverlap=False),
+        axis=alt.Axis(format="%", values=[0, 0.25, 0.5, 0.75, 1], labelOverlap=False),
     )
     tips = hover(
         alt.Tooltip("efficiency:Q", title="efficiency", format=".1%"),
@@ -236,7 +275,7 @@ def split(data: Any, look: Look) -> Any:
     base = alt.Chart(data)
     x = alt.X("nodes:O", title="nodes", axis=alt.Axis(labelAngle=0, labelOverlap=True))
     bars = (
-        base.transform_fold(names, as_=["part", "ms"])
+        base.transform_fold([*names], as_=["part", "ms"])
         .transform_calculate(what=f"({labels})[datum.part]", order=f"indexof({names}, datum.part)")
         .mark_bar()
         .encode(
@@ -277,9 +316,7 @@ def bus(data: Any, look: Look) -> Any:
     rate = base.mark_line(strokeDash=[5, 4], color=GREY, strokeWidth=1.5).encode(x=x, y=alt.Y("rate:Q"))
     link = base.mark_line(strokeDash=[2, 2], color=GREY, strokeWidth=1.5).encode(x=x, y=alt.Y("link:Q"))
     layers = alt.layer(rate, link, *curve(base, look, y, ("bus", "bus_low", "bus_high"), colour, tips))
-    return facet(
-        layers, of_fabric(look), look, TITLES["bus"]
-    ).resolve_scale(y="independent")
+    return facet(layers, of_fabric(look), look, TITLES["bus"]).resolve_scale(y="independent")
 
 
 def variants(data: Any, look: Look) -> Any:
@@ -287,7 +324,9 @@ def variants(data: Any, look: Look) -> Any:
     colours = [PALETTE[(i + 3) % len(PALETTE)] for i in range(len(look.variants))]
     scale = alt.Scale(domain=list(look.variants), range=colours)
     colour = Colour("variant", scale, legend())
-    y = alt.Y("images_s:Q", title="images/s, all GPUs", scale=alt.Scale(zero=True), axis=alt.Axis(format=",~f", tickCount=6))
+    y = alt.Y(
+        "images_s:Q", title="images/s, all GPUs", scale=alt.Scale(zero=True), axis=alt.Axis(format=",~f", tickCount=6)
+    )
     tips = hover(
         alt.Tooltip("variant:N", title="way"),
         alt.Tooltip("images_s:Q", title="images/s", format=",.4~r"),
@@ -363,7 +402,9 @@ def middle_batch(places: Sequence[Place]) -> int:
     return batches[(len(batches) - 1) // 2]
 
 
-def charts_for(table: Table, family: Family, constructed: bool = False, limits: dict[str, str] | None = None) -> dict[str, Any]:
+def charts_for(
+    table: Table, family: Family, constructed: bool = False, limits: dict[str, str] | None = None
+) -> dict[str, Any]:
     """Every chart that has something to show for one family, with its rows inside."""
     look = look_for(table, family, constructed)
     places = table.of(family)
@@ -377,7 +418,7 @@ def charts_for(table: Table, family: Family, constructed: bool = False, limits: 
         if name == "variants" and len({line["variant"] for line in shown}) < 2:
             continue
         if shown:
-            out[name] = make(alt.Data(values=shown), look)
+            out[name] = make(alt.InlineData(values=shown), look)
     return out
 
 

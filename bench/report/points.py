@@ -216,7 +216,7 @@ def tabulate(trials: list[Trial]) -> Table:
 
 
 def add_efficiency(table: Table) -> None:
-    """Efficiency against one node of the same family and batch (a single node uses no fabric, so any fabric's will do)."""
+    """Efficiency against one node of the same family and batch; one node uses no fabric, so any fabric's will do."""
     ones: dict[tuple[Family, int], list[Place]] = defaultdict(list)
     one_gpu: dict[tuple[str, ...], Place] = {}
     for place in table.places:

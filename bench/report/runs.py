@@ -72,7 +72,9 @@ def load(text: str | Path, results: Path = Path("results")) -> Run:
         for part in ("plan", "provenance", "capacities"):
             setattr(run, part, read_object(folder / f"{part}.json", run.problems, needed=part != "capacities"))
     if not trials:
-        run.problems.append(f"{TRIALS} holds no readable trial: nothing was measured yet, or it is another program's file")
+        run.problems.append(
+            f"{TRIALS} holds no readable trial: nothing was measured yet, or it is another program's file"
+        )
     return run
 
 
@@ -140,10 +142,7 @@ def find_trial(text: str, results: Path = Path("results")) -> tuple[Run, Trial] 
     head, _, tail = text.rpartition("/")
     if not TRIAL_ID.fullmatch(tail) or Path(text).exists():
         return None
-    if head:
-        candidates = [find_run(head, results)]
-    else:
-        candidates = list(reversed(run_folders(results)))
+    candidates = [find_run(head, results)] if head else list(reversed(run_folders(results)))
     for folder in candidates:
         file = folder if folder.is_file() else folder / TRIALS
         if tail.encode() not in file.read_bytes():

@@ -16,7 +16,7 @@ GOOD = 0.80
 
 @dataclass(frozen=True)
 class Part:
-    """A piece of the sentence; numbers keep their value so that a reader (or a test) can check them against the data."""
+    """A piece of the sentence; a number keeps its value so that it can be checked against the data."""
 
     text: str
     key: str = ""
@@ -67,7 +67,7 @@ def judge(run: Run, table: Table) -> Verdict:
 
 
 def headline(table: Table) -> Verdict:
-    stray = [(trial, found) for trial in table.failed if (found := diagnosis.stray_interfaces(trial))]
+    stray = [(trial, nodes) for trial in table.failed if (nodes := diagnosis.stray_interfaces(trial))]
     family = table.families[0] if table.families else None
     places = [place for place in table.of(family) if place.nodes > 1] if family else []
     if not places:
@@ -140,7 +140,11 @@ def sentence(place: Place, found: Diagnosis, table: Table) -> list[Part]:
         without = min(1.0, place.efficiency.median * step / (step - split.straggler_wait))
         return [
             *parts,
-            text(f"{names} is the limit; the others wait for it " if len(place.stragglers) < 2 else f"{names} are the limit; the others wait for them "),
+            text(
+                f"{names} is the limit; the others wait for it "
+                if len(place.stragglers) < 2
+                else f"{names} are the limit; the others wait for them "
+            ),
             share("straggler_wait", split.straggler_wait / step),
             text(" of every step, and without that wait it would be "),
             share("without_straggler", without, "derived"),
@@ -222,7 +226,9 @@ def network_options(place: Place, table: Table) -> list[Part]:
     if situation is None:
         return options
     if not options:
-        faster = next(rate for rate in (10.0, 25.0, 100.0, 400.0, 10 * place.rate_gbps) if rate >= 2.5 * place.rate_gbps)
+        faster = next(
+            rate for rate in (10.0, 25.0, 100.0, 400.0, 10 * place.rate_gbps) if rate >= 2.5 * place.rate_gbps
+        )
         options += [
             text(f"; {words.gbps(faster)} would give "),
             share(f"efficiency:{faster:g}", whatif.efficiency_at(situation, faster), "predicted"),
@@ -250,7 +256,9 @@ def wrong_nic_verdict(trial: Trial, stray: dict[str, tuple[str, float]]) -> Verd
         [
             text(f"{fabric} was not used: "),
             share("stray", part),
-            text(f" of the bytes went over {interface} instead of {intended}, so how it scales on {fabric} is not known."),
+            text(
+                f" of the bytes went over {interface} instead of {intended}, so how it scales on {fabric} is not known."
+            ),
         ],
         "wrong-nic",
         None,
@@ -292,8 +300,8 @@ def findings(run: Run, table: Table, verdict: Verdict) -> list[str]:
                 f"{words.percent(other.efficiency.median)} at {other.batch}" for other in same if other.efficiency
             )
             out.append(
-                f"The batch matters: on {words.fabric(place.fabric)} with {place.nodes} nodes the efficiency is {listed} "
-                "images per GPU."
+                f"The batch matters: on {words.fabric(place.fabric)} with {place.nodes} nodes the efficiency is "
+                f"{listed} images per GPU."
             )
     for fabric, trials in stray_by_fabric(table, verdict).items():
         found = diagnosis.wrong_interface(trials[0], diagnosis.stray_interfaces(trials[0]))
@@ -304,8 +312,8 @@ def findings(run: Run, table: Table, verdict: Verdict) -> list[str]:
     unsure = [other for other in table.places if other.converged is False]
     if unsure:
         out.append(
-            f"{len(unsure)} of {len(table.places)} emulated points changed by more than 5% at twice the scale factor; they "
-            "are drawn hollow."
+            f"{len(unsure)} of {len(table.places)} emulated points changed by more than 5% at twice the scale factor; "
+            "they are drawn hollow."
         )
     return out
 
@@ -326,7 +334,7 @@ def missing(run: Run, table: Table) -> list[str]:
     if table.failed:
         nodes = sorted({trial.error_node for trial in table.failed if trial.error_node})
         where = f" (on {words.several(nodes)})" if nodes else ""
-        out.append(f"{len(table.failed)} of {len(run.trials)} trials failed{where}; they are listed below")
+        out.append(f"{len(table.failed)} of {len(run.trials)} trials failed{where}")
     planned = run.plan.get("fabrics")
     if isinstance(planned, list):
         seen = {place.fabric for place in table.places}

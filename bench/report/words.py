@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-NUMBERS = "zero one two three four five six seven eight nine ten eleven twelve".split()
+NUMBERS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
 
 
 def count(number: int, noun: str) -> str:

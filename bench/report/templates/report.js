@@ -115,8 +115,8 @@
       ? `First ${page.most_rows} of ${rows.length} points; bench export writes all of them.` : "";
   }
 
-  const number = (value, digits) => (value === null ? "–" : value.toLocaleString("en", { maximumSignificantDigits: digits }));
-  const share = (value) => (value === null ? "–" : (100 * value).toFixed(1) + "%");
+  const number = (value, digits) => (value === null ? "-" : value.toLocaleString("en", { maximumSignificantDigits: digits }));
+  const share = (value) => (value === null ? "-" : (100 * value).toFixed(1) + "%");
   function shown(cell, row) {
     const value = row[cell.field];
     if (cell.kind === "text") return [String(value ?? ""), "", true];

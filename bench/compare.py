@@ -1,0 +1,226 @@
+"""Compare two runs point by point: regression, improvement or noise; exit 1 on a regression."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from bench.report import words
+from bench.report.points import Place, Table, tabulate
+from bench.report.runs import Run, load
+from bench.trial import Interval, Trial
+from cluster.errors import UserError
+
+Key = tuple[str, float, int, int, int, str, str, str, str, str]
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("a", metavar="A", help="baseline: a run folder, a trials file, or latest")
+    parser.add_argument("b", metavar="B", help="the run to judge")
+    parser.add_argument(
+        "--tolerance",
+        default="5%",
+        metavar="SHARE",
+        help="slower by up to this is no regression (default 5%%; or 0.05)",
+    )
+    parser.add_argument("--json", action="store_true", help="print the comparison as JSON")
+
+
+@dataclass(frozen=True)
+class Pair:
+    where: str
+    before: Interval
+    after: Interval | None
+    verdict: str
+    change: float | None
+    note: str = ""
+
+
+def run(args: argparse.Namespace) -> int:
+    tolerance = parse_tolerance(args.tolerance)
+    before, after = load(args.a), load(args.b)
+    report = compare(before, after, tolerance)
+    print(json.dumps(report, indent=2) if args.json else as_text(report))
+    return 1 if report["regressions"] else 0
+
+
+def parse_tolerance(text: str) -> float:
+    try:
+        value = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < 1:
+        raise UserError(f"--tolerance: {text!r} is not a share; write 5% or 0.05 (at least 0, below 1)")
+    return value
+
+
+def key(place: Place) -> Key:
+    family = place.family
+    return (
+        place.fabric,
+        place.rate_gbps,
+        place.nodes,
+        place.batch,
+        family.gpus_per_node,
+        family.model,
+        family.engine,
+        family.compression,
+        family.device,
+        family.data,
+    )
+
+
+def trial_key(trial: Trial) -> Key:
+    point = trial.point
+    return (
+        point.fabric,
+        point.rate_gbps,
+        point.nodes,
+        point.batch,
+        point.gpus_per_node,
+        point.model,
+        point.engine,
+        point.compression,
+        point.device,
+        point.data,
+    )
+
+
+def where(place: Place, alone: bool) -> str:
+    text = f"{words.fabric(place.fabric)}, {words.count(place.nodes, 'node')}, batch {place.batch}"
+    return text if alone else f"{text}, {place.family.label}"
+
+
+def judge(before: Interval, after: Interval, tolerance: float) -> tuple[str, float]:
+    """A change counts when it exceeds the tolerance and the two intervals do not overlap."""
+    change = after.median / before.median - 1
+    apart = after.high < before.low or after.low > before.high
+    if not apart or abs(change) <= tolerance:
+        return "noise" if not apart else "within tolerance", change
+    return ("regression" if change < 0 else "improvement"), change
+
+
+def compare(before: Run, after: Run, tolerance: float) -> dict[str, Any]:
+    a, b = tabulate(before.trials), tabulate(after.trials)
+    new = {key(place): place for place in b.places}
+    broken = {trial_key(trial): trial for trial in b.failed}
+    alone = len({place.family for place in a.places}) < 2
+    pairs: list[Pair] = []
+    missing: list[str] = []
+    for place in a.places:
+        name = where(place, alone)
+        other = new.get(key(place))
+        if other is not None:
+            verdict, change = judge(place.ips, other.ips, tolerance)
+            note = "" if place.scale == other.scale else f"scale factor {place.scale:g} then {other.scale:g}"
+            pairs.append(Pair(name, place.ips, other.ips, verdict, change, note))
+        elif key(place) in broken:
+            error = broken[key(place)].error or "no error text"
+            pairs.append(Pair(name, place.ips, None, "regression", None, f"fails now: {error}"))
+        else:
+            missing.append(name)
+    if not pairs:
+        raise UserError(f"A, B: {before.name} and {after.name} have no point in common; compare runs of the same plan")
+    added = [where(place, alone) for place in b.places if key(place) not in {key(old) for old in a.places}]
+    worse = [pair for pair in pairs if pair.verdict == "regression"]
+    return {
+        "a": before.name,
+        "b": after.name,
+        "tolerance": tolerance,
+        "points": [as_row(pair) for pair in pairs],
+        "regressions": len(worse),
+        "improvements": sum(pair.verdict == "improvement" for pair in pairs),
+        "would_pass": passing_tolerance(worse),
+        "only_in_a": missing,
+        "only_in_b": added,
+        "differences": differences(before, after),
+        "problems": [f"{run.name}: {text}" for run in (before, after) for text in run.problems],
+        "emulated": emulated(a, b),
+    }
+
+
+def emulated(*tables: Table) -> bool:
+    return any(place.family.kind == "emulated" for table in tables for place in table.places)
+
+
+def as_row(pair: Pair) -> dict[str, Any]:
+    return {
+        "point": pair.where,
+        "before": pair.before.model_dump(),
+        "after": pair.after.model_dump() if pair.after else None,
+        "change": pair.change,
+        "verdict": pair.verdict,
+        "note": pair.note,
+    }
+
+
+def passing_tolerance(worse: list[Pair]) -> float | None:
+    """The smallest tolerance, in tenths of a per cent, under which nothing would be a regression; None when none is."""
+    if not worse or any(pair.change is None for pair in worse):
+        return None
+    deepest = max(-(pair.change or 0.0) for pair in worse)
+    # Rounded up with a little room, so that the printed figure itself passes.
+    return math.ceil(deepest * 1000 + 1e-9) / 1000
+
+
+def differences(before: Run, after: Run) -> list[str]:
+    """What differs between the two environments, for the reader who wonders why."""
+    out = []
+    for name in sorted(before.provenance.keys() | after.provenance.keys()):
+        if name in ("created", "finished", "nodes"):
+            continue
+        old, new = before.provenance.get(name), after.provenance.get(name)
+        if isinstance(old, dict) and isinstance(new, dict):
+            for part in sorted(old.keys() | new.keys()):
+                if old.get(part) != new.get(part):
+                    out.append(f"{name}.{part}: {brief(old.get(part))} then {brief(new.get(part))}")
+        elif old != new:
+            out.append(f"{name}: {brief(old)} then {brief(new)}")
+    return out
+
+
+def brief(value: object) -> str:
+    if value is None:
+        return "absent"
+    text = value if isinstance(value, str) else json.dumps(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def as_text(report: dict[str, Any]) -> str:
+    lines = [f"{report['b']} against {report['a']}, images/s, tolerance {report['tolerance']:.1%}"]
+    if report["emulated"]:
+        lines[0] += " (emulated devices)"
+    wide = max(len(row["point"]) for row in report["points"])
+    lines.append(f"{'point':{wide}}  {'before':>24}  {'after':>24}  {'change':>7}  verdict")
+    for row in report["points"]:
+        change = "" if row["change"] is None else f"{row['change']:+.1%}"
+        note = f" ({row['note']})" if row["note"] else ""
+        lines.append(
+            f"{row['point']:{wide}}  {spread(row['before']):>24}  {spread(row['after']):>24}  {change:>7}  "
+            f"{row['verdict']}{note}"
+        )
+    for title, name in (("Only in A", "only_in_a"), ("Only in B", "only_in_b")):
+        if report[name]:
+            lines.append(f"{title}: {words.several(report[name], 4)}")
+    lines += [f"Differs: {text}" for text in report["differences"]]
+    lines += [f"Note: {text}" for text in report["problems"]]
+    worse, better, total = report["regressions"], report["improvements"], len(report["points"])
+    lines.append(f"{worse} regressions, {better} improvements, {total - worse - better} unchanged.")
+    if worse:
+        passing = report["would_pass"]
+        lines.append(
+            f"--tolerance {passing:.1%} would have passed."
+            if passing is not None
+            else "No tolerance would have passed: a point that was measured before fails now."
+        )
+    return "\n".join(lines)
+
+
+def spread(value: dict[str, float] | None) -> str:
+    if value is None:
+        return "failed"
+    median, low, high = (words.significant(value[name], 4) for name in ("median", "low", "high"))
+    return f"{median} ({low}-{high})"

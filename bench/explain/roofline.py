@@ -1,0 +1,82 @@
+"""How close a model comes to what the device could do: arithmetic against memory traffic."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+from bench import devices, models
+from bench.report.points import Place
+from cluster.errors import UserError
+
+# (TFLOP/s at the precision the published training rates use, GB/s of memory), from the vendors' data sheets.
+PEAKS = {
+    "k80": (4.37, 240, "fp32, one of the board's two dies"),
+    "gtx1080ti": (11.3, 484, "fp32"),
+    "p100": (10.6, 732, "fp32"),
+    "v100": (15.7, 900, "fp32"),
+    "a100": (156.0, 1555, "tf32 tensor cores"),
+    "h100-sxm": (989.0, 3350, "fp16 tensor cores"),
+}
+# How often training moves an activation between memory and chip: written by the convolution, read for statistics,
+# read and written by normalisation and by the non-linearity; backward does about twice that. An estimate.
+ACTIVATION_PASSES = 16
+# Weights: read forward, read twice backward, gradient written, and the update reads and writes.
+WEIGHT_PASSES = 6
+FLOPS_PER_MAC = 2
+PASSES_OF_COMPUTE = 3
+
+
+@dataclass(frozen=True)
+class Roofline:
+    device: str
+    note: str
+    peak_tflops: float
+    memory_gbs: float
+    intensity: float
+    achieved_tflops: float
+
+    @property
+    def ridge(self) -> float:
+        return self.peak_tflops * 1e3 / self.memory_gbs
+
+    @property
+    def roof_tflops(self) -> float:
+        return min(self.peak_tflops, self.intensity * self.memory_gbs / 1e3)
+
+    @property
+    def bound(self) -> str:
+        return "compute" if self.intensity >= self.ridge else "memory"
+
+    @property
+    def share(self) -> float:
+        return self.achieved_tflops / self.roof_tflops
+
+
+def activations(model: models.Model) -> float:
+    """Numbers the layers of one image produce: each takes one multiply-accumulate per weight of its filter."""
+    total = 0.0
+    for layer in model.layers:
+        weights = next((shape for shape in layer.shapes if len(shape) > 1), None)
+        if weights is not None:
+            total += layer.macs / prod(weights[1:])
+    return total
+
+
+def roofline(place: Place, gpu: str | None) -> Roofline | None:
+    """None when the device's peaks or the model's layers are not known."""
+    name = gpu or place.family.device.removeprefix("emulated:")
+    name = devices.ALIASES.get(name, name)
+    if gpu and name not in PEAKS:
+        raise UserError(f"--gpu: the peaks of {gpu!r} are not known; use one of {', '.join(PEAKS)}")
+    if name not in PEAKS or place.breakdown is None or place.breakdown.compute <= 0:
+        return None
+    try:
+        model = models.get(place.family.model)
+    except UserError:
+        return None
+    peak, memory, note = PEAKS[name]
+    flops = FLOPS_PER_MAC * PASSES_OF_COMPUTE * model.macs
+    moved = 4 * (ACTIVATION_PASSES * activations(model) + WEIGHT_PASSES * model.parameters / place.batch)
+    rate = 1000 * place.batch / place.breakdown.compute
+    return Roofline(name, note, peak, memory, flops / moved, rate * flops / 1e12)

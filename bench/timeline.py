@@ -1,0 +1,237 @@
+"""Sum up the communication that compute did not hide, step by step, from a Horovod timeline."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from collections import defaultdict
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from cluster.errors import InfraError, UserError
+
+COLLECTIVES = ("ALLREDUCE", "ADASUM", "ALLGATHER", "BROADCAST", "ALLTOALL", "REDUCESCATTER")
+OUR_PID = 1_000_000
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("file", metavar="FILE", type=Path, help="timeline written by Horovod (bench sweep --timeline)")
+    parser.add_argument(
+        "--op", default="ALLREDUCE", choices=COLLECTIVES, help="collective to count (default ALLREDUCE)"
+    )
+    parser.add_argument(
+        "--out", type=Path, metavar="FILE", help="also write the trace with a row that shows exposed time"
+    )
+    parser.add_argument("--json", action="store_true", help="print every step as JSON")
+
+
+@dataclass
+class Occurrence:
+    """One tensor in one step, in microseconds."""
+
+    tensor: int
+    submitted: float
+    started: float | None = None
+    ended: float | None = None
+    ready: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Step:
+    number: int
+    tensors: int
+    backward_ms: float
+    comm_ms: float
+    exposed_ms: float
+    hidden_ms: float
+    rank_spread_ms: float
+    last_rank: str | None
+    start_us: float
+    backward_end_us: float
+    end_us: float
+
+
+def run(args: argparse.Namespace) -> int:
+    events = read(args.file)
+    steps = analyse(events, args.op)
+    if not steps:
+        raise UserError(
+            f"FILE: {args.file} has no complete {args.op}; is it a Horovod timeline, and did a step finish?"
+        )
+    if args.out is not None:
+        try:
+            args.out.write_text(json.dumps(annotated(events, steps)))
+        except OSError as error:
+            raise InfraError(f"--out: cannot write {args.out}: {error.strerror}") from error
+    summary = summarise(steps)
+    if args.json:
+        print(json.dumps({**summary, "steps": [asdict(step) for step in steps]}, indent=1))
+    else:
+        print(as_text(summary, steps))
+        if args.out is not None:
+            print(f"wrote {args.out}; open it in chrome://tracing or ui.perfetto.dev")
+    return 0
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """The events of a trace; one that was cut off (the job was killed) is read up to its last whole event."""
+    try:
+        text = path.read_text(errors="replace")
+    except OSError as error:
+        raise UserError(f"FILE: {path} cannot be read: {error.strerror}") from error
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = salvage(text)
+    if isinstance(found, dict):
+        found = found.get("traceEvents")
+    if not isinstance(found, list):
+        raise UserError(f"FILE: {path} is not a trace: Horovod writes a JSON list of events")
+    return [event for event in found if isinstance(event, dict) and event]
+
+
+def salvage(text: str) -> list[Any] | None:
+    end = text.rfind("}")
+    while end > 0:
+        try:
+            found = json.loads(text[: end + 1].rstrip().rstrip(",") + "]")
+        except ValueError:
+            # A brace inside an unfinished event: go back to the end of the line before.
+            cut = text.rfind("\n", 0, end)
+            end = text.rfind("}", 0, cut) if cut > 0 else -1
+            continue
+        return found if isinstance(found, list) else None
+    return None
+
+
+def analyse(events: list[dict[str, Any]], op: str = "ALLREDUCE") -> list[Step]:
+    """A tensor takes part once per step, so its k-th collective belongs to step k."""
+    open_spans: dict[int, list[tuple[str, float]]] = defaultdict(list)
+    seen: dict[int, list[Occurrence]] = defaultdict(list)
+    for event in events:
+        pid, phase, moment = event.get("pid"), event.get("ph"), event.get("ts")
+        if not isinstance(pid, int) or not isinstance(moment, int | float) or pid >= OUR_PID:
+            continue
+        name = str(event.get("name", ""))
+        if phase == "B":
+            open_spans[pid].append((name, moment))
+            if name == f"NEGOTIATE_{op}":
+                seen[pid].append(Occurrence(pid, moment))
+            elif name == op:
+                # With its response cache warm Horovod can skip negotiation: the tensor then starts as it is submitted.
+                if not seen[pid] or seen[pid][-1].started is not None:
+                    seen[pid].append(Occurrence(pid, moment))
+                seen[pid][-1].started = moment
+        elif phase == "X" and name.isdigit() and seen[pid]:
+            seen[pid][-1].ready[name] = moment
+        elif phase == "E" and open_spans[pid]:
+            ended, _ = open_spans[pid].pop()
+            if ended == op and seen[pid]:
+                seen[pid][-1].ended = moment
+    if not seen:
+        return []
+    # Tensors that appear rarely (a metric averaged once, a broadcast of state) are not part of the training step.
+    usual = statistics.median(len(found) for found in seen.values())
+    regular = [found for found in seen.values() if len(found) >= 0.5 * usual]
+    steps = []
+    for number in range(min(len(found) for found in regular)):
+        members = [found[number] for found in regular]
+        if all(member.started is not None and member.ended is not None for member in members):
+            steps.append(measure(number, members))
+    return steps
+
+
+def measure(number: int, members: list[Occurrence]) -> Step:
+    spans = union([(m.started, m.ended) for m in members if m.started is not None and m.ended is not None])
+    ready = [max(m.ready.values()) if m.ready else m.submitted for m in members]
+    # This process submits a tensor as soon as backward has made it: the last one marks the end of its compute.
+    backward_end = max(m.submitted for m in members)
+    exposed = sum(max(0.0, end - max(start, backward_end)) for start, end in spans)
+    total = sum(end - start for start, end in spans)
+    last = members[max(range(len(members)), key=lambda i: ready[i])]
+    spread = max((max(m.ready.values()) - min(m.ready.values()) for m in members if m.ready), default=0.0)
+    start = min(m.submitted for m in members)
+    return Step(
+        number=number,
+        tensors=len(members),
+        backward_ms=(backward_end - start) / 1000,
+        comm_ms=total / 1000,
+        exposed_ms=exposed / 1000,
+        hidden_ms=(total - exposed) / 1000,
+        rank_spread_ms=spread / 1000,
+        last_rank=max(last.ready, key=lambda rank: last.ready[rank]) if last.ready else None,
+        start_us=start,
+        backward_end_us=backward_end,
+        end_us=max(end for _, end in spans),
+    )
+
+
+def union(spans: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    merged: list[tuple[float, float]] = []
+    for start, end in sorted(spans):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
+        else:
+            merged.append((start, end))
+    return merged
+
+
+def summarise(steps: list[Step]) -> dict[str, Any]:
+    # The first step negotiates every tensor for the first time and is not typical.
+    typical = steps[1:] or steps
+
+    def middle(name: str) -> float:
+        return float(statistics.median(getattr(step, name) for step in typical))
+
+    return {
+        "count": len(steps),
+        "tensors": steps[-1].tensors,
+        "exposed_ms": middle("exposed_ms"),
+        "hidden_ms": middle("hidden_ms"),
+        "comm_ms": middle("comm_ms"),
+        "rank_spread_ms": middle("rank_spread_ms"),
+        "exposed_total_ms": sum(step.exposed_ms for step in steps),
+    }
+
+
+def annotated(events: list[dict[str, Any]], steps: list[Step]) -> list[dict[str, Any]]:
+    extra: list[dict[str, Any]] = [
+        {"name": "process_name", "ph": "M", "pid": OUR_PID, "args": {"name": "exposed communication"}},
+        {"name": "process_sort_index", "ph": "M", "pid": OUR_PID, "args": {"sort_index": -1}},
+    ]
+    for step in steps:
+        extra.append(
+            {
+                "name": f"step {step.number}: {step.exposed_ms:.1f} ms exposed",
+                "ph": "X",
+                "pid": OUR_PID,
+                "tid": 0,
+                "ts": step.backward_end_us,
+                "dur": max(0.0, step.end_us - step.backward_end_us),
+                "args": {"exposed_ms": step.exposed_ms, "hidden_ms": step.hidden_ms, "tensors": step.tensors},
+            }
+        )
+    return [*events, *extra]
+
+
+def as_text(summary: dict[str, Any], steps: list[Step]) -> str:
+    lines = [
+        f"{'step':>6}{'backward ms':>13}{'comm ms':>10}{'hidden':>10}{'exposed':>10}{'rank spread':>13}  last rank"
+    ]
+    shown = steps if len(steps) <= 20 else steps[:20]
+    for step in shown:
+        lines.append(
+            f"{step.number:>6}{step.backward_ms:>13.1f}{step.comm_ms:>10.1f}{step.hidden_ms:>10.1f}{step.exposed_ms:>10.1f}"
+            f"{step.rank_spread_ms:>13.1f}  {step.last_rank or '-'}"
+        )
+    if len(steps) > len(shown):
+        lines.append(f"   ... {len(steps) - len(shown)} more (--json lists all)")
+    share = summary["exposed_ms"] / summary["comm_ms"] if summary["comm_ms"] else 0.0
+    lines.append(
+        f"Typical step: {summary['exposed_ms']:.1f} of {summary['comm_ms']:.1f} ms of communication is exposed "
+        f"({share:.0%}), over {summary['tensors']} tensors; "
+        f"{summary['exposed_total_ms']:.0f} ms over {summary['count']} steps."
+    )
+    return "\n".join(lines)
