@@ -20,7 +20,7 @@ TRANSPORTS = ("tcp", "rdma")
 ENGINES = ("horovod", "ddp", "ps")
 OVERLAPS = ("none", "tensor", "fused")
 INTERCONNECTS = ("auto", "pcie", "nvlink")
-LINKS = ("auto", "native", "limited")
+LINKS = ("auto", "native")
 
 # Wire bytes over single-precision bytes, and milliseconds to encode and decode one tensor.
 COMPRESSIONS = {"none": (1.0, 0.0), "fp16": (0.5, 0.02), "1bit": (1 / 32, 0.1)}
@@ -31,8 +31,10 @@ INTRA_GBYTES = {"pcie": 6.4, "nvlink": 40.0}
 # Horovod 128 MB since November 2020; PyTorch DDP 25 MB.
 DEFAULT_FUSION_MB = {"horovod": 128.0, "ddp": 25.0, "ps": 0.0}
 
-# Port rates that network hardware has. A node on any other rate sits behind a limiter.
-LINE_RATES = {1, 10, 20, 25, 40, 50, 56, 80, 100, 112, 200, 400, 800, 1600, 3200}
+# Rates that Ethernet ports have. A node on a rate in between sits behind a limiter on the next faster port: after idle
+# time, bursts leave at the port's rate, but a step sends no more than the limit times its length. So it was measured
+# at 2.5 and 5 Gbit/s (lowbandwidth: 0.7 ms + 1266 Mbit / rate, nothing left of the 43 ms of forward).
+PORT_GBPS = (1, 10, 25, 40, 50, 100, 200, 400, 800)
 
 # Two dies on one board share its power and its PCIe slot: with both at work each is slower (batchai 0.74 with four
 # GPUs, TensorFlow's EC2 figures 0.90 with eight).
@@ -65,7 +67,7 @@ class Parameters:
     unknown_doubt: float = 1.3
     fitted: bool = False
     # Share of the straggler loss that may be absent, and that may come on top; what no other doubt explains.
-    jitter_doubt: tuple[float, float] = (1.0, 1.6)
+    jitter_doubt: tuple[float, float] = (1.0, 1.7)
     rest: float = 0.015
 
     def with_ceiling(self, transport: str, gbps: float) -> Parameters:
@@ -170,10 +172,12 @@ class Setup:
         return INTRA_GBYTES[kind]
 
     @property
-    def limited(self) -> bool:
-        if self.link != "auto":
-            return self.link == "limited"
-        return self.transport == "tcp" and self.rate_gbps is not None and self.rate_gbps not in LINE_RATES
+    def port_gbps(self) -> float:
+        """What the port of a node does when it is not held back."""
+        rate = self.rate_gbps or math.inf
+        if self.link == "native" or self.transport != "tcp":
+            return rate
+        return next((port for port in PORT_GBPS if port >= rate), rate)
 
 
 @dataclass(frozen=True)
@@ -240,12 +244,9 @@ def step_ms(setup: Setup, parameters: Parameters = DEFAULTS) -> float:
 
 
 def link_gbps(setup: Setup, parameters: Parameters) -> float:
-    """What one node's link carries of payload, Gbit/s: its share of the line rate, at most the transport's ceiling."""
+    """Payload that one node's port carries, Gbit/s: its share of the line rate, at most the transport's ceiling."""
     good = dict(parameters.goodput)[setup.transport]
-    ceiling = dict(parameters.ceiling_gbps)[setup.transport]
-    rate = setup.rate_gbps or math.inf
-    # Behind a limiter the port itself is faster: bursts after idle time go out at what the transport can do.
-    return ceiling if setup.limited else min(good * rate, ceiling)
+    return min(good * setup.port_gbps, dict(parameters.ceiling_gbps)[setup.transport])
 
 
 def _simulate(setup: Setup, parameters: Parameters) -> _Step:
@@ -279,7 +280,7 @@ def _simulate(setup: Setup, parameters: Parameters) -> _Step:
     exposed += parameters.interference * max(0.0, busy - exposed)
     if codec_ms:
         exposed += codec_ms * models.get(setup.model).gradient_tensors
-    if setup.limited and nodes > 1:
+    if nodes > 1:
         good = dict(parameters.goodput)[setup.transport]
         sustained = wire_bytes * 8e-6 / ((setup.rate_gbps or math.inf) * good)
         exposed = max(exposed, sustained - busy_compute)
@@ -330,14 +331,16 @@ def _collective(setup: Setup, parameters: Parameters) -> tuple[float, float]:
         per_byte = 2 * (n - 1) / n / slowest * spread
     ring = 2 * (ranks - 1) * parameters.ring_hop_ms
     tree = 2 * math.log2(ranks) * parameters.tree_hop_ms
-    cycle = setup.cycle_ms / 2 if setup.engine == "horovod" and setup.overlap == "fused" else 0.0
-    return parameters.launch_ms + cycle + min(ring, tree), per_byte
+    return parameters.launch_ms + min(ring, tree), per_byte
 
 
 def _finish(
     setup: Setup, times: Sequence[float], sizes: Sequence[float], per_call: float, per_byte: float
 ) -> tuple[float, int]:
     """When the last gradient is reduced, and in how many all-reduces."""
+    if setup.engine == "horovod" and setup.nodes > 1 and not setup.every_tensor:
+        # Half a cycle passes on average before a gradient that finds the network idle is seen.
+        times = [ready + setup.cycle_ms / 2 for ready in times]
     if setup.overlap == "none":
         return times[-1] + per_call + sum(sizes) * per_byte, 1
     if setup.every_tensor:
@@ -424,7 +427,7 @@ def _interval(setup: Setup, parameters: Parameters, step: _Step) -> tuple[float,
     total = step.total
     slower, faster = [setup.compute_doubt, parameters.rest], [setup.compute_doubt, parameters.rest]
     if setup.gpus > 1:
-        known = parameters.fitted or setup.limited or (setup.transport == "tcp" and (setup.rate_gbps or 0) <= 25)
+        known = parameters.fitted or (setup.transport == "tcp" and (setup.rate_gbps or 0) <= 25)
         doubt = parameters.known_doubt if known else parameters.unknown_doubt
         less, more = parameters.jitter_doubt
         slower.append(more * step.straggler / total)

@@ -20,7 +20,7 @@ def columns(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _is_number(cell: str) -> bool:
-    return cell == "-" or cell[:1].isdigit() or (cell[:1] in "+-" and cell[1:2].isdigit())
+    return cell == "-" or cell.strip("+-%").replace(",", "").replace(".", "", 1).isdigit()
 
 
 def percent(value: float, signed: bool = False) -> str:

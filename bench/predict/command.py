@@ -1,0 +1,424 @@
+"""Predict throughput and scaling efficiency of a cluster, with an interval that says how sure.
+
+Examples:
+  bench predict --model resnet50 --batch 64 --single-rate 253.1 --gpus 32 --gpus-per-node 4 --rate-gbps 10
+  bench predict --gpu v100 --gpus 1,4,8,16,32,64 --gpus-per-node 4 --rate-gbps 1,10,100 --plot scaling.svg
+  bench predict --single-rate 253.1 --anchor 8:1282.3 --overlap none --gpus 32 --gpus-per-node 4 --rate-gbps 10
+  bench predict --calibrate results/local/latest --gpus 10,1024
+  bench predict --validate
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from bench import devices, models
+from bench.predict import calibrate, validate
+from bench.predict.fit import Observation, fit_ceiling
+from bench.predict.step import (
+    COMPRESSIONS,
+    DEFAULT_FUSION_MB,
+    DEFAULTS,
+    ENGINES,
+    INTERCONNECTS,
+    LINKS,
+    OVERLAPS,
+    TRANSPORTS,
+    Parameters,
+    Prediction,
+    Setup,
+    link_gbps,
+    predict,
+)
+from bench.predict.text import columns, percent
+from cluster.errors import UserError
+
+# Share by which a single-GPU rate may be off: measured by the asker, taken from another's cluster (three published V100
+# rates at batch 64 span a third), or of another network.
+MEASURED_DOUBT, PROFILE_DOUBT, SCALED_DOUBT = 0.01, 0.08, 0.3
+PLOT_SUFFIXES = (".html", ".json", ".pdf", ".png", ".svg")
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of the answer: the configuration, and what is predicted for it."""
+
+    label: str
+    setup: Setup
+    prediction: Prediction
+    link_gbps: float | None
+    single_source: str
+
+    def as_json(self) -> dict[str, Any]:
+        asked = asdict(self.setup)
+        doubt = asked.pop("compute_doubt")
+        rounded = {key: _rounded(value) for key, value in asdict(self.prediction).items()}
+        return {
+            **asked,
+            "nodes": self.setup.nodes,
+            "single_rate": _rounded(self.setup.single_images_per_second),
+            "single_rate_source": self.single_source,
+            "single_rate_doubt": doubt,
+            "series": self.label,
+            "link_gbps": _rounded(self.link_gbps),
+            **rounded,
+        }
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = (__doc__ or "").split("\n\n", 1)[1]
+    parser.add_argument("--model", default=None, help=f"{', '.join(models.NAMES)} (default resnet50)")
+    parser.add_argument("--batch", type=int, default=None, help="images per GPU and step (default 64)")
+    parser.add_argument("--gpu", help=f"device profile: {', '.join(devices.PROFILES)}")
+    parser.add_argument("--precision", help="fp32, tf32, amp or fp16, where published (default: the GPU's usual one)")
+    parser.add_argument(
+        "--single-rate", type=float, help="images/s that you measured on one GPU; wins over the profile"
+    )
+    parser.add_argument("--gpus", help="total GPUs, a list makes a table: 1,4,8,32")
+    parser.add_argument("--gpus-per-node", type=int, default=1)
+    parser.add_argument("--rate-gbps", help="link rate of one node in Gbit/s, or a list")
+    parser.add_argument("--transport", choices=TRANSPORTS, default="tcp")
+    parser.add_argument("--engine", choices=ENGINES, default="horovod")
+    parser.add_argument("--compression", choices=tuple(COMPRESSIONS), default="none")
+    parser.add_argument("--fusion-mb", type=float, help=f"default {DEFAULT_FUSION_MB['horovod']:g}, ddp 25; 0: none")
+    parser.add_argument("--cycle-ms", type=float, default=1.0, help="Horovod's cycle (default 1)")
+    parser.add_argument(
+        "--overlap",
+        choices=OVERLAPS,
+        default="fused",
+        help="none: one all-reduce after backward; tensor: each on its own; fused: merged (default)",
+    )
+    parser.add_argument("--interconnect", choices=INTERCONNECTS, default="auto", help="between the GPUs of a node")
+    parser.add_argument("--hierarchical", action="store_true", help="reduce within each node first")
+    parser.add_argument(
+        "--link",
+        choices=LINKS,
+        default="auto",
+        help="auto: a rate that no port has is a limiter on a faster one; native: the port has this rate",
+    )
+    parser.add_argument("--input-rate", type=float, help="images/s that one node's input pipeline delivers")
+    parser.add_argument("--servers", type=int, help="parameter servers (default: one per node)")
+    parser.add_argument("--ceiling-gbps", type=float, help="what the transport really reaches between two nodes")
+    parser.add_argument("--anchor", metavar="GPUS:RATE", help="one measured multi-node images/s to fit that ceiling on")
+    parser.add_argument(
+        "--calibrate", type=Path, metavar="RUN", help="fit the model to a measured run, predict the rest"
+    )
+    parser.add_argument(
+        "--fit-nodes", type=int, help="with --calibrate: fit up to this many nodes, hold out the others"
+    )
+    parser.add_argument("--validate", action="store_true", help="compare with every published table")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw it: " + ", ".join(PLOT_SUFFIXES))
+    parser.add_argument("--json", action="store_true")
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.plot and args.plot.suffix not in PLOT_SUFFIXES:
+        raise UserError(f"--plot: {args.plot} must end in one of {', '.join(PLOT_SUFFIXES)}")
+    if args.validate:
+        return _validate(args)
+    if args.calibrate:
+        return _calibrate(args)
+    rows = _rows(args)
+    if args.json:
+        answer = [row.as_json() for row in rows]
+        print(json.dumps(answer[0] if len(answer) == 1 else answer, indent=2))
+    else:
+        print(f"one GPU: {rows[0].setup.single_images_per_second:.1f} images/s ({rows[0].single_source})")
+        print(_as_text(rows))
+    _plot_if_asked(args, rows)
+    return 0
+
+
+def numbers(text: str, flag: str) -> list[float]:
+    """A list of numbers above zero, as 1,2.5,10."""
+    values = []
+    for word in text.split(","):
+        try:
+            value = float(word)
+        except ValueError:
+            raise UserError(f"{flag}: {word!r} is not a number, write one or a list such as 1,10,25") from None
+        if not math.isfinite(value) or value <= 0:
+            raise UserError(f"{flag}: {word.strip()} must be a number above 0")
+        values.append(value)
+    return values
+
+
+def counts(text: str, flag: str) -> list[int]:
+    """A list of whole numbers above zero."""
+    values = numbers(text, flag)
+    for value in values:
+        if value != int(value):
+            raise UserError(f"{flag}: {value:g} must be a whole number")
+    return [int(value) for value in values]
+
+
+def single_step(
+    model: str, batch: int, gpu: str | None, precision: str | None, single_rate: float | None
+) -> tuple[float, str, float]:
+    """Milliseconds of a step on one GPU, where that comes from, and by what share it may be off."""
+    network = models.get(model)
+    if gpu is not None:
+        devices.get(gpu)
+    if batch < 1:
+        raise UserError(f"--batch: {batch} must be at least 1")
+    if single_rate is not None:
+        if not math.isfinite(single_rate) or single_rate <= 0:
+            raise UserError(f"--single-rate: {single_rate:g} must be a number above 0")
+        return 1000 * batch / single_rate, "given", MEASURED_DOUBT
+    if gpu is None:
+        raise UserError(f"--gpu: give a profile ({', '.join(devices.PROFILES)}) or a measured --single-rate")
+    step, source = devices.compute_ms(gpu, model, batch, precision)
+    return step, source, PROFILE_DOUBT if network.name == devices.REFERENCE_MODEL else SCALED_DOUBT
+
+
+def _rows(args: argparse.Namespace) -> list[Row]:
+    if args.gpus is None:
+        raise UserError("--gpus: needed, give the number of GPUs or a list such as 1,4,8,32")
+    rates: Sequence[float | None] = numbers(args.rate_gbps, "--rate-gbps") if args.rate_gbps else [None]
+    model, batch = args.model or "resnet50", 64 if args.batch is None else args.batch
+    step, source, doubt = single_step(model, batch, args.gpu, args.precision, args.single_rate)
+    found = []
+    for rate in rates:
+        for gpus in counts(args.gpus, "--gpus"):
+            setup = Setup(
+                model=model,
+                batch=batch,
+                single_step_ms=step,
+                gpus=gpus,
+                gpus_per_node=args.gpus_per_node,
+                rate_gbps=rate,
+                transport=args.transport,
+                engine=args.engine,
+                compression=args.compression,
+                fusion_mb=args.fusion_mb,
+                cycle_ms=args.cycle_ms,
+                overlap=args.overlap,
+                interconnect=args.interconnect,
+                link=args.link,
+                hierarchical=args.hierarchical,
+                gpu=args.gpu,
+                input_images_per_second=args.input_rate,
+                servers=args.servers,
+                compute_doubt=doubt,
+            )
+            found.append((setup, _parameters(args, setup)))
+    return [_row(_rate_label(setup.rate_gbps), setup, parameters, source) for setup, parameters in found]
+
+
+def _row(label: str, setup: Setup, parameters: Parameters, source: str) -> Row:
+    link = link_gbps(setup, parameters) if setup.nodes > 1 else None
+    return Row(label, setup, predict(setup, parameters), link, source)
+
+
+def _rate_label(rate: float | None) -> str:
+    return f"{rate:g} Gbit/s" if rate else "one node"
+
+
+def _parameters(args: argparse.Namespace, setup: Setup) -> Parameters:
+    if args.ceiling_gbps is not None and args.anchor is not None:
+        raise UserError("--anchor: fits what --ceiling-gbps gives, use one of them")
+    if args.ceiling_gbps is not None:
+        if not math.isfinite(args.ceiling_gbps) or args.ceiling_gbps <= 0:
+            raise UserError(f"--ceiling-gbps: {args.ceiling_gbps:g} must be a number above 0")
+        return DEFAULTS.with_ceiling(setup.transport, args.ceiling_gbps)
+    if args.anchor is None:
+        return DEFAULTS
+    gpus, colon, rate = args.anchor.partition(":")
+    if not colon:
+        raise UserError(f"--anchor: {args.anchor!r} is not GPUS:RATE, write for example 8:1282.3")
+    anchor = replace(setup, gpus=counts(gpus, "--anchor")[0])
+    if anchor.nodes < 2:
+        raise UserError(f"--anchor: {gpus} GPUs are one node; the ceiling shows on two or more")
+    return _anchored(anchor, numbers(rate, "--anchor")[0])
+
+
+@lru_cache(maxsize=64)
+def _anchored(anchor: Setup, images_per_second: float) -> Parameters:
+    return fit_ceiling([Observation(anchor, 1000 * anchor.images_per_step / images_per_second)])
+
+
+def _as_text(rows: Sequence[Row]) -> str:
+    head = ["network", "gpus", "nodes", "images/s", "80% interval", "efficiency", "step ms", "compute ms"]
+    head += ["exposed ms", "bottleneck"]
+    cells = []
+    for row in rows:
+        got = row.prediction
+        cells.append(
+            (
+                row.label,
+                str(row.setup.gpus),
+                str(row.setup.nodes),
+                f"{got.images_per_second:.1f}",
+                f"{got.low:.0f} to {got.high:.0f}",
+                f"{got.efficiency:.3f}",
+                f"{got.step_ms:.1f}",
+                f"{got.compute_ms:.1f}",
+                f"{got.exposed_comm_ms:.1f}",
+                got.bottleneck,
+            )
+        )
+    return columns(head, cells)
+
+
+def _calibrate(args: argparse.Namespace) -> int:
+    found = calibrate.calibrate(args.calibrate, args.fit_nodes)
+    rates: Sequence[float | None] = numbers(args.rate_gbps, "--rate-gbps") if args.rate_gbps else [None]
+    rows = []
+    for series in found.single_step_ms:
+        if series.fabric not in found.parameters:
+            continue
+        if (args.model and series.model != args.model) or (args.batch and series.batch != args.batch):
+            continue
+        if args.gpus:
+            wanted = counts(args.gpus, "--gpus")
+        else:
+            wanted = [series.gpus_per_node * nodes for nodes in (1, 2, 4, 8, 10, 16, 32, 64, 256, 1024)]
+        parameters = found.parameters[series.fabric]
+        for rate in rates:
+            label = f"{series.fabric} {_rate_label(rate or series.rate_gbps)} {series.model} batch {series.batch}"
+            if series.engine != "horovod-mpi":
+                label += f" {series.engine}"
+            if series.compression != "none":
+                label += f" {series.compression}"
+            for gpus in wanted:
+                rows.append(_row(label, found.setup(series, gpus, rate), parameters, f"run {found.run}"))
+    if not rows:
+        raise UserError(f"--calibrate: {args.calibrate} has no series with that --model and --batch")
+    if args.json:
+        print(
+            json.dumps(
+                {
+                    "run": found.run,
+                    "fit": {
+                        "link_share": {fabric: _rounded(share) for fabric, share in found.link_share.items()},
+                        "jitter": _rounded(found.jitter),
+                        "latency_factor": _rounded(found.latency_factor),
+                    },
+                    "residuals": [
+                        {
+                            **asdict(r.series),
+                            "nodes": r.nodes,
+                            "gpus": r.gpus,
+                            "measured_ms": _rounded(r.measured_ms),
+                            "fitted_ms": _rounded(r.fitted_ms),
+                            "error": _rounded(r.error),
+                            "held_out": r.held_out,
+                        }
+                        for r in found.residuals
+                    ],
+                    "predictions": [row.as_json() for row in rows],
+                },
+                indent=2,
+            )
+        )
+    else:
+        shares = ", ".join(
+            f"{fabric} reaches {percent(share)} of its rate" for fabric, share in found.link_share.items()
+        )
+        print(
+            f"fit: {shares}; GPU spread {percent(found.jitter)}; latency x{found.latency_factor:.2f} of the default\n"
+        )
+        head = ("fabric", "model", "batch", "nodes", "measured ms", "fitted ms", "error", "")
+        cells = [
+            (
+                r.series.fabric,
+                r.series.model,
+                str(r.series.batch),
+                str(r.nodes),
+                f"{r.measured_ms:.1f}",
+                f"{r.fitted_ms:.1f}",
+                percent(r.error, signed=True),
+                "held out" if r.held_out else "",
+            )
+            for r in found.residuals
+        ]
+        print(columns(head, cells))
+        print()
+        print(_as_text(rows))
+    _plot_if_asked(args, rows)
+    return 0
+
+
+def _validate(args: argparse.Namespace) -> int:
+    rows = validate.check_all()
+    sums = validate.summarise(rows)
+    if args.json:
+        print(
+            json.dumps(
+                {
+                    "rows": [
+                        {
+                            **{k: _rounded(v) for k, v in asdict(r).items()},
+                            "error": _rounded(r.error),
+                            "inside": r.inside,
+                        }
+                        for r in rows
+                    ],
+                    "sets": [
+                        {**{k: _rounded(v) for k, v in asdict(s).items()}, "coverage": _rounded(s.coverage)}
+                        for s in sums
+                    ],
+                },
+                indent=2,
+            )
+        )
+        return 0
+    cells = [
+        (
+            r.set,
+            r.row,
+            _figure(r.measured),
+            _figure(r.predicted),
+            r.unit,
+            percent(r.error, signed=True),
+            f"{_figure(r.low)} to {_figure(r.high)}",
+            "yes" if r.inside else "no",
+            {"baseline": "input", "fit": "ceiling fitted here"}.get(r.role, ""),
+        )
+        for r in rows
+    ]
+    print(columns(("set", "row", "measured", "predicted", "unit", "error", "80% interval", "inside", ""), cells))
+    print()
+    head = ("set", "rows", "mean error", "max error", "inside interval")
+    lines = [
+        (
+            s.set,
+            str(s.rows),
+            percent(s.mean_error),
+            percent(s.max_error),
+            f"{s.inside} of {s.rows}, {percent(s.coverage)}",
+        )
+        for s in sums
+    ]
+    print(columns(head, lines))
+    print("Rows that are the model's input (one GPU, or what a source counts from) are left out of these sums.")
+    return 0
+
+
+def _plot_if_asked(args: argparse.Namespace, rows: Sequence[Row]) -> None:
+    if args.plot:
+        from bench.predict.plot import draw
+
+        try:
+            draw([(row.label, row.setup, row.prediction) for row in rows], args.plot)
+        except OSError as error:
+            raise UserError(f"--plot: cannot write {args.plot}: {error.strerror}") from error
+
+
+def _figure(value: float) -> str:
+    return f"{value:.3f}" if value < 2 else f"{value:.1f}"
+
+
+def _rounded(value: Any) -> Any:
+    """Six significant digits: enough for any use and stable across machines. JSON has no infinity."""
+    if not isinstance(value, float):
+        return value
+    return float(f"{value:.6g}") if math.isfinite(value) else None

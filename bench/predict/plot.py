@@ -1,0 +1,43 @@
+"""Draw predicted scaling: images/s over GPUs, one line per network, with the interval and the ideal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import altair as alt
+
+from bench.predict.step import Prediction, Setup
+
+
+def draw(rows: Sequence[tuple[str, Setup, Prediction]], path: Path) -> None:
+    data = [
+        {
+            "network": label,
+            "gpus": setup.gpus,
+            "images_per_second": got.images_per_second,
+            "low": got.low,
+            "high": got.high,
+            "ideal": setup.gpus * setup.single_images_per_second,
+        }
+        for label, setup, got in rows
+    ]
+    sizes = [setup.gpus for _, setup, _ in rows]
+    spans_decades = max(sizes) > 32 * min(sizes)
+    scale = alt.Scale(type="log" if spans_decades else "linear", zero=not spans_decades, nice=False)
+    x = alt.X("gpus:Q", title="GPUs", scale=scale)
+    color = alt.Color("network:N", title="Network", sort=None)
+    chart = alt.Chart(alt.InlineData(values=data))
+    axis = alt.Y("images_per_second:Q", title="Images per second", scale=scale)
+    layers = alt.layer(
+        chart.mark_line(strokeDash=[4, 4], color="#888").encode(x=x, y=alt.Y("ideal:Q", scale=scale)),
+        chart.mark_area(opacity=0.2).encode(x=x, y=alt.Y("low:Q", scale=scale), y2="high:Q", color=color),
+        chart.mark_line(point=True).encode(x=x, y=axis, color=color),
+    )
+    setup = rows[0][1]
+    title = alt.TitleParams(
+        f"Predicted scaling: {setup.model}, batch {setup.batch} per GPU",
+        subtitle="Band: 80% interval. Dashed: ideal.",
+        anchor="start",
+    )
+    layers.properties(width=560, height=360, title=title).save(str(path))
