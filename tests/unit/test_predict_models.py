@@ -46,7 +46,7 @@ def test_layer_names_are_unique() -> None:
 
 
 def test_unknown_model_and_gpu_list_the_known_ones() -> None:
-    with pytest.raises(UserError, match="resnet50.*alexnet"):
+    with pytest.raises(UserError, match=r"resnet50.*alexnet"):
         models.get("lenet")
     with pytest.raises(UserError, match=r"k80.*h100"):
         devices.compute_ms("voodoo2", "resnet50", 64)
@@ -65,7 +65,9 @@ def test_published_batches_give_the_published_rate_and_source(row: dict[str, str
 
 @pytest.mark.parametrize("gpu", devices.PROFILES)
 def test_larger_batches_take_longer(gpu: str) -> None:
-    steps = [devices.compute_ms(gpu, "resnet50", batch)[0] for batch in (1, 16, 32, 48, 64, 80, 96, 128, 256, 640, 1024)]
+    steps = [
+        devices.compute_ms(gpu, "resnet50", batch)[0] for batch in (1, 16, 32, 48, 64, 80, 96, 128, 256, 640, 1024)
+    ]
     assert steps == sorted(steps)
     assert steps[0] > 0
 

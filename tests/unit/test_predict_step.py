@@ -112,7 +112,9 @@ def test_bottleneck_names_what_to_change() -> None:
     base = Setup("resnet50", 64, 180.0, 32, 4, 1.0)
     assert predict(base).bottleneck == "network bandwidth"
     assert predict(replace(base, rate_gbps=100.0, transport="rdma")).bottleneck == "compute"
-    assert predict(replace(base, rate_gbps=100.0, transport="rdma", input_images_per_second=200.0)).bottleneck == "input"
+    assert (
+        predict(replace(base, rate_gbps=100.0, transport="rdma", input_images_per_second=200.0)).bottleneck == "input"
+    )
     many = replace(base, gpus=512, rate_gbps=400.0, transport="rdma", overlap="tensor", interconnect="nvlink")
     assert predict(many).bottleneck == "network latency"
 

@@ -1,0 +1,223 @@
+"""`bench predict` as its users call it: answers, refusals, the published tables and calibration."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.cli import main
+from bench.predict import validate
+from bench.predict.calibrate import calibrate, transport_of
+from bench.predict.step import DEFAULTS, Parameters, Setup, step_ms
+from bench.trial import Emulation, Interval, Point, Trial
+from cluster.errors import UserError
+
+HKBU = ["--model", "resnet50", "--batch", "64", "--single-rate", "253.1", "--gpus-per-node", "4", "--rate-gbps", "10"]
+
+
+def answer(capsys: pytest.CaptureFixture[str], *words: str) -> Any:
+    assert main(["predict", *words, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_json_has_every_promised_field(capsys: pytest.CaptureFixture[str]) -> None:
+    got = answer(capsys, *HKBU, "--gpus", "32")
+    times = {"step_ms", "compute_ms", "exposed_comm_ms"}
+    assert times | {"images_per_second", "efficiency", "low", "high", "bottleneck"} <= set(got)
+    assert got["low"] < got["images_per_second"] < got["high"]
+
+
+def test_lists_give_a_table_and_a_plot(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    plot = tmp_path / "scaling.svg"
+    words = ["--gpu", "v100", "--gpus", "1,4,8", "--gpus-per-node", "4", "--rate-gbps", "1,10", "--plot", str(plot)]
+    rows = answer(capsys, *words)
+    assert [(row["rate_gbps"], row["gpus"]) for row in rows] == [(r, g) for r in (1, 10) for g in (1, 4, 8)]
+    assert "Predicted scaling" in plot.read_text()
+    assert main(["predict", *words]) == 0
+    assert "80% interval" in capsys.readouterr().out
+
+
+def test_one_measured_row_moves_the_prediction(capsys: pytest.CaptureFixture[str]) -> None:
+    words = [*HKBU, "--overlap", "none", "--anchor", "8:1000"]
+    assert answer(capsys, *words, "--gpus", "8")["images_per_second"] == pytest.approx(1000, rel=0.01)
+    assert answer(capsys, *words, "--gpus", "32")["link_gbps"] < 9
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("--gpus 6 --gpus-per-node 4 --gpu v100 --rate-gbps 10", "multiple of --gpus-per-node 4, use 8"),
+        ("--gpus 8 --gpu v100 --rate-gbps -10", "--rate-gbps"),
+        ("--gpus 8 --gpu v100 --rate-gbps fast", "'fast' is not a number"),
+        ("--gpus 8 --gpu v999 --rate-gbps 10", "k80, gtx1080ti, p100, v100"),
+        ("--gpus 8 --gpu v999 --single-rate 100 --rate-gbps 10", "k80, gtx1080ti, p100, v100"),
+        ("--gpus 8 --gpu v100 --model lenet --rate-gbps 10", "resnet50, resnet101"),
+        ("--gpus 8 --gpu v100 --precision int8 --rate-gbps 10", "use one of fp32, amp"),
+        ("--gpus 8 --rate-gbps 10", "--single-rate"),
+        ("--gpus 8 --single-rate 0 --rate-gbps 10", "--single-rate"),
+        ("--gpus 2.5 --gpu v100 --rate-gbps 10", "whole number"),
+        ("--gpu v100", "--gpus"),
+        ("--gpus 8 --gpu v100 --rate-gbps 10 --anchor 8", "GPUS:RATE"),
+        ("--gpus 8 --gpu v100 --rate-gbps 10 --anchor 1:300", "one node"),
+        ("--gpus 8 --gpu v100 --rate-gbps 10 --plot x.gif", ".png"),
+        ("--calibrate does-not-exist", "trials.jsonl"),
+    ],
+)
+def test_nonsense_exits_2_with_one_line(words: str, told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["predict", *words.split()]) == 2
+    error = capsys.readouterr().err
+    assert told in error
+    assert error.count("\n") == 1
+
+
+@pytest.fixture(scope="module")
+def summaries() -> dict[str, validate.Summary]:
+    return {found.set: found for found in validate.summarise(validate.check_all())}
+
+
+@pytest.mark.parametrize(
+    ("name", "mean", "worst"), [("hkbu-2020", 0.05, 0.15), ("dlperf", 0.05, 0.15), ("batchai", 0.05, 0.15)]
+)
+def test_published_errors_stay_small(
+    name: str, mean: float, worst: float, summaries: dict[str, validate.Summary]
+) -> None:
+    assert summaries[name].mean_error <= mean
+    assert summaries[name].max_error <= worst
+
+
+def test_low_bandwidth_is_within_four_percent(summaries: dict[str, validate.Summary]) -> None:
+    assert summaries["lowbandwidth"].max_error <= 0.04
+
+
+def test_intervals_hold_the_large_clusters_and_are_not_wide() -> None:
+    rows = [row for row in validate.check_all() if row.set in ("powerai-ddl", "far")]
+    assert all(row.inside for row in rows)
+    for row in rows:
+        if "256" in row.row.split():
+            assert row.low >= 0.85 * row.predicted
+            assert row.high <= 1.15 * row.predicted
+
+
+def test_interval_covers_neither_too_little_nor_everything(summaries: dict[str, validate.Summary]) -> None:
+    rows = validate.check_all()
+    unseen = [row for row in rows if row.role == "predicted"]
+    for chosen in (rows, unseen):
+        assert 0.75 <= sum(row.inside for row in chosen) / len(chosen) <= 0.95
+    assert 0.75 <= summaries["all"].coverage <= 0.95
+
+
+def test_every_published_row_is_checked() -> None:
+    names = ("hkbu-2020", "dlperf", "batchai", "lowbandwidth", "powerai-ddl", "far", "tf-benchmarks")
+    checked = [row.set for row in validate.check_all()]
+    for name in names:
+        assert checked.count(name) == len(validate.table(f"{name}.csv"))
+
+
+def test_validate_prints_rows_and_sums(capsys: pytest.CaptureFixture[str]) -> None:
+    got = answer(capsys, "--validate")
+    assert {"measured", "predicted", "error", "inside"} <= set(got["rows"][0])
+    assert got["sets"][-1]["set"] == "all"
+    assert main(["predict", "--validate"]) == 0
+    assert "mean error" in capsys.readouterr().out
+
+
+# A cluster that is not the default one: less of the link, twice the spread, slower collectives.
+TRUTH = replace(DEFAULTS, jitter=0.05, ring_hop_ms=0.03, tree_hop_ms=0.3, goodput=(("tcp", 0.7), ("rdma", 0.92)))
+
+
+def write_run(
+    folder: Path, nodes: tuple[int, ...], truth: Parameters = TRUTH, fabrics: tuple[float, ...] = (1.0, 10.0)
+) -> Path:
+    lines = []
+    for rate in fabrics:
+        for count in nodes:
+            setup = Setup("resnet50", 64, 250.0, count, 1, rate, link="native", gpu="v100")
+            step = step_ms(setup, truth)
+            point = Point(
+                fabric=f"{rate:g}g",
+                rate_gbps=rate,
+                nodes=count,
+                gpus_per_node=1,
+                batch=64,
+                model="resnet50",
+                engine="horovod-mpi",
+                device="emulated:v100",
+            )
+            trial = Trial(
+                id=point.id,
+                point=point,
+                status="ok",
+                kind="emulated",
+                started="2026-01-01T00:00:00Z",
+                steps=50,
+                step_ms=Interval(median=step, low=step * 0.99, high=step * 1.01),
+                emulation=Emulation(profile="v100", profile_source="test", compute_ms=250.0, scale=10),
+            )
+            lines.append(trial.model_dump_json())
+    failed = Trial(
+        id="x", point=point, status="failed", error="node lost", kind="emulated", started="2026-01-01T00:00:00Z"
+    )
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "trials.jsonl").write_text("\n".join([*lines, failed.model_dump_json()]) + "\n")
+    return folder
+
+
+def test_calibration_on_four_nodes_predicts_ten_and_a_thousand(tmp_path: Path) -> None:
+    found = calibrate(write_run(tmp_path, (1, 2, 4)))
+    assert max(abs(residual.error) for residual in found.residuals) < 0.02
+    for series in found.single_step_ms:
+        parameters = found.parameters[series.fabric]
+        for gpus, allowed in ((10, 0.03), (1024, 0.08)):
+            truth = step_ms(Setup("resnet50", 64, 250.0, gpus, 1, series.rate_gbps, link="native", gpu="v100"), TRUTH)
+            assert step_ms(found.setup(series, gpus), parameters) == pytest.approx(truth, rel=allowed)
+
+
+def test_calibration_beats_the_defaults(tmp_path: Path) -> None:
+    found = calibrate(write_run(tmp_path, (1, 2, 4)))
+    series = next(series for series in found.single_step_ms if series.rate_gbps == 1.0)
+    truth = step_ms(Setup("resnet50", 64, 250.0, 10, 1, 1.0, link="native", gpu="v100"), TRUTH)
+    fitted = abs(step_ms(found.setup(series, 10), found.parameters[series.fabric]) / truth - 1)
+    assert fitted < abs(step_ms(found.setup(series, 10)) / truth - 1) / 5
+
+
+def test_held_out_nodes_are_shown_but_not_fitted(tmp_path: Path) -> None:
+    found = calibrate(write_run(tmp_path, (1, 2, 4, 10)), fit_nodes=4)
+    held = [residual for residual in found.residuals if residual.held_out]
+    assert {residual.nodes for residual in held} == {10}
+    assert all(abs(residual.error) < 0.03 for residual in held)
+
+
+def test_calibrate_command_shows_fit_residuals_and_predictions(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = write_run(tmp_path, (1, 2, 4))
+    got = answer(capsys, "--calibrate", str(run), "--gpus", "10,1024")
+    assert got["fit"]["link_share"]["1g"] == pytest.approx(0.7, rel=0.03)
+    assert len(got["residuals"]) == 6
+    assert {row["gpus"] for row in got["predictions"]} == {10, 1024}
+    assert main(["predict", "--calibrate", str(run)]) == 0
+    assert "reaches" in capsys.readouterr().out
+
+
+def test_calibration_refuses_what_it_cannot_use(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="two or more nodes"):
+        calibrate(write_run(tmp_path / "single", (1,)))
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    (broken / "trials.jsonl").write_text('{"id": "a"}\n')
+    with pytest.raises(UserError, match="line 1: point"):
+        calibrate(broken)
+
+
+def test_fabric_names_tell_the_transport() -> None:
+    assert [transport_of(name) for name in ("1g", "10g", "ib100", "infiniband", "eth-rdma")] == [
+        "tcp",
+        "tcp",
+        "rdma",
+        "rdma",
+        "rdma",
+    ]
