@@ -115,6 +115,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--fit-nodes", type=int, help="with --calibrate: fit up to this many nodes, hold out the others"
     )
     parser.add_argument("--validate", action="store_true", help="compare with every published table")
+    parser.add_argument(
+        "--table", type=Path, metavar="CSV", help="with --validate: your own table, in the columns of hkbu-2020.csv"
+    )
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw it: " + ", ".join(PLOT_SUFFIXES))
     parser.add_argument("--json", action="store_true")
 
@@ -122,6 +125,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if args.plot and args.plot.suffix not in PLOT_SUFFIXES:
         raise UserError(f"--plot: {args.plot} must end in one of {', '.join(PLOT_SUFFIXES)}")
+    if args.table and not args.validate:
+        raise UserError("--table: is for --validate, add that")
     if args.validate:
         return _validate(args)
     if args.calibrate:
@@ -348,7 +353,9 @@ def _calibrate(args: argparse.Namespace) -> int:
 
 
 def _validate(args: argparse.Namespace) -> int:
-    rows = validate.check_all()
+    rows = (
+        validate.check_table(args.table.stem, validate.read_table(args.table)) if args.table else validate.check_all()
+    )
     sums = validate.summarise(rows)
     if args.json:
         print(

@@ -46,7 +46,7 @@ class Parameters:
     """What the model has to know beyond the question. Few, each a quantity one could measure."""
 
     backward_share: float = 2 / 3
-    goodput: tuple[tuple[str, float], ...] = (("tcp", 0.96), ("rdma", 0.92))
+    goodput: tuple[tuple[str, float], ...] = (("tcp", 0.96), ("rdma", 0.96))
     # TCP at 40 Gbit/s and above: 20 to 33 Gbit/s were reached.
     ceiling_gbps: tuple[tuple[str, float], ...] = (("tcp", 25.0), ("rdma", math.inf))
     launch_ms: float = 0.15

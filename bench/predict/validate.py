@@ -6,15 +6,17 @@ What a table does not say about its cluster and the model needs is stated here, 
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
 from bench import devices
 from bench.predict.fit import Observation, fit_ceiling
 from bench.predict.step import DEFAULTS, Parameters, Setup, predict
+from cluster.errors import UserError
 
 Row = dict[str, str]
 
@@ -112,89 +114,104 @@ def _observed(setup: Setup, images_per_second: float) -> Observation:
     return Observation(setup, 1000 * setup.images_per_step / images_per_second)
 
 
-# One ceiling per fabric, fitted on the 8-GPU row of the method without overlap: there it shows undisturbed.
-def _hkbu() -> Iterable[Checked]:
-    rows = table("hkbu-2020.csv")
-    rates = {"10gbe": 10.0, "ib100": 100.0, "100gbe": 100.0}
-    overlap = {"bsp": "none", "wfbp": "tensor", "mgwfbp": "fused"}
-    single = next(float(row["images_per_second"]) for row in rows if row["gpus"] == "1")
+def check_table(name: str, rows: Sequence[Row]) -> list[Checked]:
+    """A table of images per second over GPUs, in the columns that the published ones have.
+
+    Every cluster (GPU and fabric) has one bandwidth ceiling, fitted on its smallest multi-node rows. Where methods
+    differ, that is the row without overlap, in which the ceiling shows undisturbed.
+    """
+    columns = {"model", "batch", "gpus", "gpus_per_node", "fabric", "transport", "images_per_second"}
+    for column in sorted(columns - set(rows[0] if rows else ())):
+        raise UserError(f"--table: {name} has no column {column!r}, it needs {', '.join(sorted(columns))}")
+    for line, row in enumerate(rows, start=2):
+        _check_row(f"{name} line {line}", row)
+    single = {_device(row): float(row["images_per_second"]) for row in rows if row["gpus"] == "1"}
 
     def setup(row: Row) -> Setup:
+        if _device(row) not in single:
+            raise UserError(f"--table: {name} has no row with 1 GPU for {', '.join(_device(row))}")
         batch = int(row["batch"])
         return Setup(
             model=row["model"],
             batch=batch,
-            single_step_ms=1000 * batch / single,
+            single_step_ms=1000 * batch / single[_device(row)],
             gpus=int(row["gpus"]),
             gpus_per_node=int(row["gpus_per_node"]),
-            rate_gbps=rates[row["fabric"]],
-            transport=row["transport"],
-            overlap=overlap[row["method"]],
-        )
-
-    for fabric in rates:
-        members = [row for row in rows if row["fabric"] == fabric]
-        anchor = next(row for row in members if row["gpus"] == "8" and row["method"] == "bsp")
-        fitted = fit_ceiling([_observed(setup(anchor), float(anchor["images_per_second"]))])
-        for row in members:
-            label = f"{fabric} {row['method']} {row['gpus']}"
-            role = "fit" if row is anchor else "predicted"
-            yield _rate_check("hkbu-2020", label, setup(row), float(row["images_per_second"]), fitted, role)
-
-
-# One cluster, one transport, so one ceiling: fitted on the 16-GPU rows of its three series together.
-def _dlperf() -> Iterable[Checked]:
-    rows = table("dlperf.csv")
-    series = [(row["framework"], row["precision"]) for row in rows]
-    single = {key: float(row["images_per_second"]) for key, row in zip(series, rows, strict=True) if row["gpus"] == "1"}
-
-    def setup(row: Row) -> Setup:
-        batch = int(row["batch"])
-        return Setup(
-            model=row["model"],
-            batch=batch,
-            single_step_ms=1000 * batch / single[row["framework"], row["precision"]],
-            gpus=int(row["gpus"]),
-            gpus_per_node=int(row["gpus_per_node"]),
-            rate_gbps=100.0,
-            transport=row["transport"],
-            gpu="v100",
-        )
-
-    anchors = [row for row in rows if row["gpus"] == "16"]
-    fitted = fit_ceiling([_observed(setup(row), float(row["images_per_second"])) for row in anchors])
-    for row in rows:
-        label = f"{row['framework']} {row['precision']} {row['gpus']}"
-        role = "fit" if row in anchors else "predicted"
-        yield _rate_check("dlperf", label, setup(row), float(row["images_per_second"]), fitted, role)
-
-
-# Each GPU type was a machine type, so a cluster, of its own; Intel MPI over InfiniBand copies through host memory.
-def _batchai() -> Iterable[Checked]:
-    rows = table("batchai.csv")
-    single = {row["gpu"]: float(row["images_per_second"]) for row in rows if row["gpus"] == "1"}
-
-    def setup(row: Row) -> Setup:
-        batch = int(row["batch"])
-        return Setup(
-            model=row["model"],
-            batch=batch,
-            single_step_ms=1000 * batch / single[row["gpu"]],
-            gpus=int(row["gpus"]),
-            gpus_per_node=int(row["gpus_per_node"]),
-            rate_gbps=56.0 if row["fabric"] == "ib" else 40.0,
+            rate_gbps=_rate_of(row),
             transport="tcp" if row["transport"] == "tcp" else "rdma",
-            gpu=row["gpu"],
+            overlap=METHODS[row.get("method", "mgwfbp")],
+            gpu=row.get("gpu"),
         )
 
-    for gpu, transport in dict.fromkeys((row["gpu"], row["transport"]) for row in rows):
-        members = [row for row in rows if (row["gpu"], row["transport"]) == (gpu, transport)]
-        anchor = next(row for row in members if row["gpus"] == "8")
-        fitted = fit_ceiling([_observed(setup(anchor), float(anchor["images_per_second"]))])
-        for row in members:
-            label = f"{gpu} {transport} {row['gpus']}"
-            role = "fit" if row is anchor else "predicted"
-            yield _rate_check("batchai", label, setup(row), float(row["images_per_second"]), fitted, role)
+    checked = []
+    for cluster in dict.fromkeys(_cluster(row) for row in rows):
+        members = [(row, setup(row)) for row in rows if _cluster(row) == cluster]
+        several = [pair for pair in members if pair[1].nodes > 1]
+        fewest = min((asked.gpus for _, asked in several), default=0)
+        anchors = [pair for pair in several if pair[1].gpus == fewest]
+        anchors = [pair for pair in anchors if pair[1].overlap == "none"] or anchors
+        fitted = DEFAULTS
+        if anchors:
+            fitted = fit_ceiling([_observed(asked, float(row["images_per_second"])) for row, asked in anchors])
+        for row, asked in members:
+            kept = (row.get(column, "") for column in ("gpu", "framework", "precision", "fabric", "method", "gpus"))
+            label = " ".join(word for word in kept if word)
+            role = "fit" if (row, asked) in anchors else "predicted"
+            checked.append(_rate_check(name, label, asked, float(row["images_per_second"]), fitted, role))
+    return checked
+
+
+METHODS = {"bsp": "none", "wfbp": "tensor", "mgwfbp": "fused"}
+# Columns of a row that say where or how it ran; the others say what one GPU did.
+PLACE = {"fabric", "transport", "method", "gpus", "gpus_per_node", "images_per_second"}
+
+
+def _device(row: Row) -> tuple[str, ...]:
+    return tuple(value for column, value in row.items() if column not in PLACE)
+
+
+def _cluster(row: Row) -> tuple[str, str, str]:
+    return row.get("gpu", ""), row["fabric"], row["transport"]
+
+
+def _rate_of(row: Row) -> float:
+    """From its column, else from the fabric's name (10gbe, ib100), else so fast that the fitted ceiling decides."""
+    digits = "".join(character for character in row["fabric"] if character.isdigit())
+    return float(row.get("rate_gbps") or digits or 100)
+
+
+def _check_row(where: str, row: Row) -> None:
+    for column in ("batch", "gpus", "gpus_per_node"):
+        if not (row[column] or "").isdigit():
+            raise UserError(f"--table: {where}: {column} {row[column]!r} is not a whole number")
+    for column in ("images_per_second", "rate_gbps"):
+        if column in row:
+            numbers = row[column].replace(".", "", 1) if row[column] else ""
+            if not numbers.isdigit() or float(row[column]) == 0:
+                raise UserError(f"--table: {where}: {column} {row[column]!r} is not a number above 0")
+    if row.get("method", "bsp") not in METHODS:
+        raise UserError(f"--table: {where}: method {row['method']!r} is not known, use one of {', '.join(METHODS)}")
+
+
+def read_table(path: Path) -> list[Row]:
+    try:
+        text = path.read_text()
+    except OSError as error:
+        raise UserError(f"--table: cannot read {path}: {error.strerror}") from error
+    return list(csv.DictReader(text.splitlines()))
+
+
+def _hkbu() -> Iterable[Checked]:
+    return check_table("hkbu-2020", table("hkbu-2020.csv"))
+
+
+def _dlperf() -> Iterable[Checked]:
+    return check_table("dlperf", table("dlperf.csv"))
+
+
+# Each GPU type was a machine type, so a cluster, of its own.
+def _batchai() -> Iterable[Checked]:
+    return check_table("batchai", table("batchai.csv"))
 
 
 def _lowbandwidth() -> Iterable[Checked]:
