@@ -10,7 +10,9 @@ import struct
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
+
+from pydantic import BaseModel
 
 from bench.report.points import Place, tabulate
 from bench.report.runs import Run, load
@@ -30,47 +32,53 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     kind = "json" if args.json else args.format
     loaded = load(args.run)
+    if kind == "tensorboard" and args.out is None:
+        raise UserError("--out: TensorBoard wants a folder; add --out DIR and open it with tensorboard --logdir DIR")
+    if args.out is None:
+        print(WRITERS[kind](loaded), end="")
+        return 0
     try:
         if kind == "tensorboard":
-            if args.out is None:
-                raise UserError(
-                    "--out: TensorBoard wants a folder; add --out DIR and open it with tensorboard --logdir DIR"
-                )
-            for path in write_tensorboard(loaded, args.out):
-                print(f"wrote {path}")
-            return 0
-        text = WRITERS[kind](loaded)
-        if args.out is None:
-            print(text, end="")
+            written = write_tensorboard(loaded, args.out)
         else:
-            args.out.write_text(text)
-            print(f"wrote {args.out}")
+            args.out.write_text(WRITERS[kind](loaded))
+            written = [args.out]
     except OSError as error:
         raise InfraError(f"--out: cannot write {args.out}: {error.strerror}") from error
+    for path in written:
+        print(f"wrote {path}")
     return 0
 
 
-def flat(trial: Trial) -> dict[str, Any]:
-    """One trial as one row; columns are named by their path in the record."""
-    row: dict[str, Any] = {}
-
-    def walk(prefix: str, value: Any) -> None:
-        if isinstance(value, dict) and prefix not in ("transport.measured_bytes", "transport.other_bytes"):
-            for name, inner in value.items():
-                walk(f"{prefix}.{name}" if prefix else name, inner)
+def columns(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    """Column names are the paths of the values in the record."""
+    for name, info in model.model_fields.items():
+        inner = next((part for part in (info.annotation, *get_args(info.annotation)) if is_record(part)), None)
+        if inner is None:
+            yield prefix + name
         else:
-            row[prefix] = json.dumps(value) if isinstance(value, dict | list) else value
+            yield from columns(inner, f"{prefix}{name}.")
 
-    walk("", trial.model_dump())
+
+def is_record(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, BaseModel)
+
+
+def flat(trial: Trial) -> dict[str, Any]:
+    row: dict[str, Any] = {}
+    for path in columns(Trial):
+        value: Any = trial
+        for name in path.split("."):
+            value = None if value is None else getattr(value, name)
+        row[path] = json.dumps(value) if isinstance(value, dict | list) else value
     return row
 
 
 def as_csv(run: Run) -> str:
     efficiency = efficiencies(run)
     rows = [flat(trial) | {"efficiency": efficiency.get(trial.id)} for trial in run.trials]
-    columns = list(dict.fromkeys(name for row in rows for name in row))
     text = io.StringIO()
-    writer = csv.DictWriter(text, columns, lineterminator="\n")
+    writer = csv.DictWriter(text, [*columns(Trial), "efficiency"], lineterminator="\n")
     writer.writeheader()
     writer.writerows({name: harmless(value) for name, value in row.items()} for row in rows)
     return text.getvalue()

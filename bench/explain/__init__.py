@@ -197,22 +197,20 @@ def changes(place: Place, chain: list[datapath.Stage]) -> list[Change]:
     if parts.straggler_wait > 0:
         who = words.several(place.stragglers) if place.stragglers else "the slow node"
         add(f"{who} as fast as the others", now * step / (step - parts.straggler_wait), "derived")
-    situation = verdict.situation_of(place)
-    if situation is not None and place.ideal is not None:
+    curve = whatif.curve_for(place)
+    if curve is not None and place.ideal is not None:
         rate = next((rate for rate in COMMON_RATES if rate >= 2 * place.rate_gbps), 2 * place.rate_gbps)
         add(
             f"{words.gbps(rate)} instead of {words.gbps(place.rate_gbps)}",
-            place.ideal * whatif.efficiency_at(situation, rate),
+            place.ideal * curve.efficiency(rate),
         )
         if place.family.compression == "none":
-            halved = whatif.efficiency_at(situation, 2 * place.rate_gbps)
-            add("fp16 gradients (half the bytes)", place.ideal * halved)
+            add("fp16 gradients (half the bytes)", place.ideal * curve.with_compression("fp16"))
         link = place.link_gbps or place.rate_gbps
         if place.bus_gbps and place.bus_gbps.median < LINK_FULL * link:
-            tuned = place.rate_gbps * 0.9 * link / place.bus_gbps.median
-            add("an all-reduce that uses 90% of the link", place.ideal * whatif.efficiency_at(situation, tuned))
-    comm = diagnosis.comm_ms(place) or 0.0
-    faster = max(parts.compute / 2 + step - parts.compute, comm)
+            tuned = 0.9 * link / place.rate_gbps
+            add("an all-reduce that uses 90% of the link", place.ideal * curve.with_share(tuned))
+    faster = curve.faster_device(2) if curve is not None else step - parts.compute / 2
     add("accelerators twice as fast", now * step / faster)
     return sorted(out, key=lambda change: -change.gain)
 

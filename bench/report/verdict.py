@@ -179,9 +179,9 @@ def sentence(place: Place, found: Diagnosis, table: Table) -> list[Part]:
             share("link_used", place.bus_gbps.median / link),
             text(" of the link"),
         ]
-        situation = situation_of(place)
-        if situation is not None:
-            full = whatif.efficiency_at(situation, place.rate_gbps * link * 0.9 / place.bus_gbps.median)
+        curve = whatif.curve_for(place)
+        if curve is not None:
+            full = curve.with_share(0.9 * link / place.rate_gbps)
             parts += [text(", and tuned to use 90% would give "), share("tuned", full, "predicted")]
             if full < GOOD:
                 parts += [text(", after which the network is the limit")]
@@ -189,20 +189,6 @@ def sentence(place: Place, found: Diagnosis, table: Table) -> list[Part]:
     if found.limit == "network":
         return [*parts, text("the network is the limit"), *network_options(place, table), text(".")]
     return [*parts, text("what limits it was not recorded.")]
-
-
-def situation_of(place: Place) -> whatif.Situation | None:
-    comm = diagnosis.comm_ms(place)
-    if place.breakdown is None or comm is None or place.efficiency is None or place.ideal is None:
-        return None
-    return whatif.Situation(
-        rate_gbps=place.rate_gbps,
-        compute_ms=place.breakdown.compute,
-        exposed_ms=place.breakdown.exposed_comm,
-        comm_ms=comm,
-        other_ms=place.breakdown.data_wait + place.breakdown.straggler_wait,
-        base_step_ms=place.step_ms.median * place.efficiency.median,
-    )
 
 
 def network_options(place: Place, table: Table) -> list[Part]:
@@ -222,8 +208,8 @@ def network_options(place: Place, table: Table) -> list[Part]:
             text(f"{lead}{words.fabric(other.fabric)}{verb}"),
             share(f"efficiency:{other.fabric}", other.efficiency.median),
         ]
-    situation = situation_of(place)
-    if situation is None:
+    curve = whatif.curve_for(place, table)
+    if curve is None:
         return options
     if not options:
         faster = next(
@@ -231,12 +217,12 @@ def network_options(place: Place, table: Table) -> list[Part]:
         )
         options += [
             text(f"; {words.gbps(faster)} would give "),
-            share(f"efficiency:{faster:g}", whatif.efficiency_at(situation, faster), "predicted"),
+            share(f"efficiency:{faster:g}", curve.efficiency(faster), "predicted"),
         ]
-    enough = whatif.rate_for(situation, GOOD)
     if place.efficiency is not None and place.efficiency.median < GOOD:
+        enough = curve.rate_for(GOOD)
         if enough is None:
-            options += [text(f", and no network alone reaches {words.percent(GOOD)}")]
+            options += [text(f", and no link over {curve.transport} alone reaches {words.percent(GOOD)}")]
         elif enough > place.rate_gbps:
             options += [
                 text(", and about "),
