@@ -1,7 +1,7 @@
 """Fit the model to a measured run of ours, so that a few nodes predict many.
 
-Three quantities are fitted, in ratio to their defaults: the share of the link that each fabric reaches, the spread of
-the GPUs, and the latency of a collective. Each is held to its default by a loose prior, so that a run of three points
+Three quantities are fitted, in ratio to their defaults: the share of the link that each fabric reaches, the mean delay
+of a GPU, and the latency of a collective. Each is held to its default by a loose prior, so that a run of three points
 moves what it can tell about and leaves the rest.
 """
 
@@ -148,7 +148,7 @@ def calibrate(run: Path, fit_nodes: int | None = None, start: Parameters = DEFAU
         if trial.point.nodes == 1 or trial.point.fabric in each
     )
     spread = math.sqrt(sum(math.log1p(r.error) ** 2 for r in residuals if not r.held_out) / len(used))
-    # Measured here, so the spread of the GPUs is no longer that of clusters at large.
+    # Measured here, so the delay of a GPU is no longer that of clusters at large.
     each = {
         fabric: replace(found, rest=max(start.rest, NORMAL_80 * spread), jitter_doubt=(0.7, 1.0))
         for fabric, found in each.items()

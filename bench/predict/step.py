@@ -11,7 +11,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from statistics import NormalDist
 
 from bench import models
 from cluster.errors import UserError
@@ -56,10 +55,10 @@ class Parameters:
     tree_hop_ms: float = 0.12
     # Bandwidth lost per doubling of the nodes beyond two.
     node_loss: float = 0.04
-    # Spread of one GPU's step time; a synchronous step waits for the slowest.
-    jitter: float = 0.025
-    # Compute lost per unit of communication that runs beside it (copies, cores, memory bandwidth).
-    interference: float = 0.03
+    # Mean delay in one GPU's step, as a share of it; a synchronous step waits for the slowest.
+    jitter: float = 0.018
+    # Compute lost per unit of data transfer that runs beside it (copies, cores, memory bandwidth).
+    interference: float = 0.05
     # Factor on the bandwidth between the GPUs of a node.
     intra: float = 1.0
     # How far off the bandwidth may be, as a factor: where the line rate or a fit sets it, and where nothing does.
@@ -67,8 +66,8 @@ class Parameters:
     unknown_doubt: float = 1.3
     fitted: bool = False
     # Share of the straggler loss that may be absent, and that may come on top; what no other doubt explains.
-    jitter_doubt: tuple[float, float] = (1.0, 1.7)
-    rest: float = 0.015
+    jitter_doubt: tuple[float, float] = (1.0, 1.5)
+    rest: float = 0.02
 
     def with_ceiling(self, transport: str, gbps: float) -> Parameters:
         """The same with a bandwidth that was fitted on this transport, so goodput is in it already."""
@@ -214,8 +213,12 @@ class _Step:
 
 
 def expected_slowest(count: int) -> float:
-    """Mean of the largest of `count` standard normal draws (Blom): how far the slowest GPU lags, in deviations."""
-    return NormalDist().inv_cdf((count - 0.375) / (count + 0.25)) if count > 1 else 0.0
+    """How far the slowest of `count` GPUs lags behind one, in mean delays.
+
+    Delays come from interrupts, collisions and clocks and have an exponential tail: the largest of n is the n-th
+    harmonic number, of which a single GPU's step contains one already.
+    """
+    return sum(1 / k for k in range(2, count + 1)) if count < 64 else math.log(count) + 0.5772 + 0.5 / count - 1
 
 
 def predict(setup: Setup, parameters: Parameters = DEFAULTS) -> Prediction:
@@ -269,15 +272,17 @@ def _simulate(setup: Setup, parameters: Parameters) -> _Step:
     if setup.engine == "ps" and nodes > 1:
         end, calls, wire_bytes = _parameter_server(setup, parameters, times, sizes)
         busy, bus = end - times[0], None
+        moving = busy
         latency = parameters.launch_ms
     else:
         end, calls = _finish(setup, times, sizes, per_call, per_byte)
-        busy = calls * per_call + payload * per_byte
+        moving = payload * per_byte
+        busy = calls * per_call + moving
         latency = calls * per_call
         bus = 8e-6 * payload * 2 * (n - 1) / n / busy
         wire_bytes = _ring_bytes(setup, payload)
     exposed = max(0.0, end - busy_compute)
-    exposed += parameters.interference * max(0.0, busy - exposed)
+    exposed += parameters.interference * max(0.0, moving - exposed)
     if codec_ms:
         exposed += codec_ms * models.get(setup.model).gradient_tensors
     if nodes > 1:
@@ -421,7 +426,7 @@ def _parameter_server(
 def _interval(setup: Setup, parameters: Parameters, step: _Step) -> tuple[float, float]:
     """Factors on the rate between which four of five measurements are expected.
 
-    Each doubt is moved on its own and the effects are added as independent: the bandwidth, the spread of the GPUs
+    Each doubt is moved on its own and the effects are added as independent: the bandwidth, the delay of the GPUs
     (clusters lose between nothing and two and a half times the default), the single-GPU rate, and what remains.
     """
     total = step.total
