@@ -329,7 +329,8 @@ def _calibrate(args: argparse.Namespace) -> int:
             f"{fabric} reaches {percent(share)} of its rate" for fabric, share in found.link_share.items()
         )
         print(
-            f"fit: {shares}; mean delay of a GPU {percent(found.jitter)}; latency x{found.latency_factor:.2f} of the default\n"
+            f"fit: {shares}; mean delay of a GPU {percent(found.jitter)}; "
+            f"latency x{found.latency_factor:.2f} of the default\n"
         )
         head = ("fabric", "model", "batch", "nodes", "measured ms", "fitted ms", "error", "")
         cells = [
