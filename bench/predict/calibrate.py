@@ -1,8 +1,8 @@
 """Fit the model to a measured run of ours, so that a few nodes predict many.
 
-Three quantities are fitted, in ratio to their defaults: the share of the link that each fabric reaches, the mean delay
-of a GPU, and the latency of a collective. Each is held to its default by a loose prior, so that a run of three points
-moves what it can tell about and leaves the rest.
+For each engine four quantities are fitted, in ratio to their defaults: the share of its rate that each fabric reaches,
+the mean delay of a GPU, the latency of a collective, and the bandwidth lost per doubling of the nodes. Each is held to
+its default by a loose prior, so that a run of three points moves what it can tell about and leaves the rest.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from bench.trial import Point, Trial
 from cluster.errors import UserError
 
 # Standard deviations of the priors, in natural logarithms, and the least doubt about a measurement.
-PRIOR_LINK, PRIOR_JITTER, PRIOR_LATENCY = 0.5, 0.7, 0.7
+PRIOR_LINK, PRIOR_JITTER, PRIOR_LATENCY, PRIOR_NODES = 0.5, 0.7, 0.7, 1.0
 LEAST_NOISE = 0.01
 NORMAL_80 = 1.2816
 
@@ -48,7 +48,8 @@ class Residual:
     gpus: int
     measured_ms: float
     fitted_ms: float
-    held_out: bool
+    # Why the point had no part in the fit; empty when it had.
+    left_out: str
 
     @property
     def error(self) -> float:
@@ -57,14 +58,35 @@ class Residual:
 
 
 @dataclass(frozen=True)
+class Fit:
+    """What was found for one engine: common to all fabrics, and the share of its rate that each reaches."""
+
+    common: Parameters
+    link_share: dict[str, float]
+    rate_gbps: dict[str, float]
+    latency_factor: float
+
+    def parameters(self, fabric: str) -> Parameters:
+        """The share holds at other rates too, up to the transport's ceiling unless more was measured."""
+        if fabric not in self.link_share:
+            return self.common
+        transport, share = transport_of(fabric), self.link_share[fabric]
+        ceiling = max(dict(self.common.ceiling_gbps)[transport], share * self.rate_gbps[fabric])
+        return replace(self.common, goodput=((transport, share),), ceiling_gbps=((transport, ceiling),))
+
+
+@dataclass(frozen=True)
 class Calibration:
     run: str
-    parameters: dict[str, Parameters]
-    link_share: dict[str, float]
-    jitter: float
-    latency_factor: float
+    fits: dict[str, Fit]
     single_step_ms: dict[Series, float]
     residuals: tuple[Residual, ...]
+
+    def fitted(self, series: Series) -> bool:
+        return series.engine in self.fits and series.fabric in self.fits[series.engine].link_share
+
+    def parameters(self, series: Series) -> Parameters:
+        return self.fits[series.engine].parameters(series.fabric)
 
     def setup(self, series: Series, gpus: int, rate_gbps: float | None = None) -> Setup:
         return _setup(series, gpus, self.single_step_ms[series], rate_gbps)
@@ -75,13 +97,17 @@ def read_trials(run: Path) -> list[Trial]:
     if not path.is_file():
         raise UserError(f"--calibrate: {path} does not exist, give a run folder with a trials.jsonl")
     trials = []
-    for number, line in enumerate(path.read_text().splitlines(), start=1):
+    lines = path.read_text().splitlines()
+    for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
         try:
             trials.append(Trial.model_validate_json(line))
         except ValidationError as error:
             first = error.errors()[0]
+            # A run that was killed leaves half a line at the end.
+            if first["type"] == "json_invalid" and number == len(lines):
+                break
             where = ".".join(str(part) for part in first["loc"])
             raise UserError(f"--calibrate: {path} line {number}: {where or 'record'}: {first['msg']}") from error
     return trials
@@ -89,71 +115,82 @@ def read_trials(run: Path) -> list[Trial]:
 
 def calibrate(run: Path, fit_nodes: int | None = None, start: Parameters = DEFAULTS) -> Calibration:
     """Fit on all measured points, or on those of at most `fit_nodes` nodes and show the others as held out."""
-    # scipy takes half a second to import, which only this path should pay.
-    from scipy.optimize import least_squares
-
     # Reading data takes time that the model's step does not contain.
     trials = [t for t in read_trials(run) if t.status == "ok" and t.step_ms and t.point.data == "synthetic"]
     base = _single_steps(trials, start)
     known = [trial for trial in trials if _series(trial.point) in base]
-    used = [trial for trial in known if fit_nodes is None or trial.point.nodes <= fit_nodes]
-    if not any(trial.point.nodes > 1 for trial in used):
+    fits: dict[str, Fit] = {}
+    for engine in dict.fromkeys(trial.point.engine for trial in known):
+        used = [trial for trial in known if trial.point.engine == engine and not _left_out(trial, fit_nodes)]
+        if any(trial.point.nodes > 1 for trial in used):
+            fits[engine] = _fit(used, base, start)
+    if not fits:
         raise UserError(f"--calibrate: {run} has no successful trial on two or more nodes to fit the network on")
-    fabrics = sorted({trial.point.fabric for trial in used if trial.point.nodes > 1})
-
-    def unpack(vector: Sequence[float]) -> tuple[dict[str, Parameters], dict[str, float], float, float]:
-        jitter, latency = start.jitter * math.exp(vector[0]), math.exp(vector[1])
-        common = replace(
-            start,
-            jitter=jitter,
-            launch_ms=start.launch_ms * latency,
-            ring_hop_ms=start.ring_hop_ms * latency,
-            tree_hop_ms=start.tree_hop_ms * latency,
-        )
-        shares: dict[str, float] = {}
-        each: dict[str, Parameters] = {}
-        for fabric, moved in zip(fabrics, vector[2:], strict=True):
-            rate = max(trial.point.rate_gbps for trial in used if trial.point.fabric == fabric)
-            transport = transport_of(fabric)
-            ceiling = dict(start.ceiling_gbps)[transport]
-            usual = min(dict(start.goodput)[transport] * rate, ceiling)
-            shares[fabric] = usual * math.exp(moved) / rate
-            each[fabric] = replace(
-                common,
-                goodput=((transport, shares[fabric]),),
-                ceiling_gbps=((transport, max(ceiling, shares[fabric] * rate)),),
-                fitted=True,
-            )
-        return each, shares, jitter, latency
-
-    def misses(vector: Sequence[float]) -> list[float]:
-        each, *_ = unpack(vector)
-        found = [vector[0] / PRIOR_JITTER, vector[1] / PRIOR_LATENCY, *(moved / PRIOR_LINK for moved in vector[2:])]
-        for trial in used:
-            found.append(math.log(_fitted_ms(trial, base, each, common=start) / _measured(trial)) / _noise(trial))
-        return found
-
-    fit = least_squares(misses, [0.0] * (2 + len(fabrics)), bounds=(-5, 3))
-    each, shares, jitter, latency = unpack([float(value) for value in fit.x])
     residuals = tuple(
         Residual(
             _series(trial.point),
             trial.point.nodes,
             trial.point.gpus,
             _measured(trial),
-            _fitted_ms(trial, base, each, common=start),
-            held_out=trial not in used,
+            _fitted_ms(trial, base, fits[trial.point.engine]),
+            _left_out(trial, fit_nodes),
         )
         for trial in known
-        if trial.point.nodes == 1 or trial.point.fabric in each
+        if trial.point.engine in fits
+        and (trial.point.nodes == 1 or trial.point.fabric in fits[trial.point.engine].link_share)
     )
-    spread = math.sqrt(sum(math.log1p(r.error) ** 2 for r in residuals if not r.held_out) / len(used))
+    return Calibration(str(run), fits, base, residuals)
+
+
+def _fit(used: Sequence[Trial], base: dict[Series, float], start: Parameters) -> Fit:
+    # scipy takes half a second to import, which only this path should pay.
+    from scipy.optimize import least_squares
+
+    fabrics = sorted({trial.point.fabric for trial in used if trial.point.nodes > 1})
+    rates = {trial.point.fabric: trial.point.rate_gbps for trial in used}
+    # The share of its rate that a fabric usually reaches.
+    usual = {}
+    for fabric in fabrics:
+        transport = transport_of(fabric)
+        usual[fabric] = min(dict(start.goodput)[transport], dict(start.ceiling_gbps)[transport] / rates[fabric])
+
+    def unpack(vector: Sequence[float]) -> Fit:
+        jitter, latency, nodes, *moved = (math.exp(value) for value in vector)
+        common = replace(
+            start,
+            jitter=start.jitter * jitter,
+            launch_ms=start.launch_ms * latency,
+            ring_hop_ms=start.ring_hop_ms * latency,
+            tree_hop_ms=start.tree_hop_ms * latency,
+            node_loss=start.node_loss * nodes,
+            fitted=True,
+        )
+        shares = {fabric: usual[fabric] * factor for fabric, factor in zip(fabrics, moved, strict=True)}
+        return Fit(common, shares, rates, latency)
+
+    def misses(vector: Sequence[float]) -> list[float]:
+        fit = unpack(vector)
+        priors = [PRIOR_JITTER, PRIOR_LATENCY, PRIOR_NODES, *(PRIOR_LINK for _ in fabrics)]
+        found = [value / prior for value, prior in zip(vector, priors, strict=True)]
+        for trial in used:
+            found.append(math.log(_fitted_ms(trial, base, fit) / _measured(trial)) / _noise(trial))
+        return found
+
+    # No link carries more than its rate.
+    upper = [3.0, 3.0, 3.0, *(1e-6 - math.log(usual[fabric]) for fabric in fabrics)]
+    best = least_squares(misses, [0.0] * len(upper), bounds=([-5.0] * len(upper), upper))
+    fit = unpack([float(value) for value in best.x])
+    errors = [math.log(_fitted_ms(trial, base, fit) / _measured(trial)) for trial in used]
+    spread = math.sqrt(sum(error**2 for error in errors) / len(errors))
     # Measured here, so the delay of a GPU is no longer that of clusters at large.
-    each = {
-        fabric: replace(found, rest=max(start.rest, NORMAL_80 * spread), jitter_doubt=(0.7, 1.0))
-        for fabric, found in each.items()
-    }
-    return Calibration(str(run), each, shares, jitter, latency, base, residuals)
+    narrower = replace(fit.common, rest=max(start.rest, NORMAL_80 * spread), jitter_doubt=(0.7, 1.0))
+    return replace(fit, common=narrower)
+
+
+def _left_out(trial: Trial, fit_nodes: int | None) -> str:
+    if fit_nodes is not None and trial.point.nodes > fit_nodes:
+        return "held out"
+    return "straggler" if trial.stragglers else ""
 
 
 def transport_of(fabric: str) -> str:
@@ -231,7 +268,6 @@ def _noise(trial: Trial) -> float:
     return max(LEAST_NOISE, (trial.step_ms.high - trial.step_ms.low) / 3.92 / trial.step_ms.median)
 
 
-def _fitted_ms(trial: Trial, base: dict[Series, float], each: dict[str, Parameters], common: Parameters) -> float:
+def _fitted_ms(trial: Trial, base: dict[Series, float], fit: Fit) -> float:
     series = _series(trial.point)
-    parameters = each.get(series.fabric, common)
-    return step_ms(_setup(series, trial.point.gpus, base[series]), parameters)
+    return step_ms(_setup(series, trial.point.gpus, base[series]), fit.parameters(series.fabric))

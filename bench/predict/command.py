@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import devices, models
-from bench.predict import calibrate, validate
+from bench.predict import validate
 from bench.predict.fit import Observation, fit_ceiling
 from bench.predict.step import (
     COMPRESSIONS,
@@ -274,11 +274,14 @@ def _as_text(rows: Sequence[Row]) -> str:
 
 
 def _calibrate(args: argparse.Namespace) -> int:
+    # Trials bring pydantic in, which takes longer than a prediction.
+    from bench.predict import calibrate
+
     found = calibrate.calibrate(args.calibrate, args.fit_nodes)
     rates: Sequence[float | None] = numbers(args.rate_gbps, "--rate-gbps") if args.rate_gbps else [None]
     rows = []
     for series in found.single_step_ms:
-        if series.fabric not in found.parameters:
+        if not found.fitted(series):
             continue
         if (args.model and series.model != args.model) or (args.batch and series.batch != args.batch):
             continue
@@ -286,7 +289,7 @@ def _calibrate(args: argparse.Namespace) -> int:
             wanted = counts(args.gpus, "--gpus")
         else:
             wanted = [series.gpus_per_node * nodes for nodes in (1, 2, 4, 8, 10, 16, 32, 64, 256, 1024)]
-        parameters = found.parameters[series.fabric]
+        parameters = found.parameters(series)
         for rate in rates:
             label = f"{series.fabric} {_rate_label(rate or series.rate_gbps)} {series.model} batch {series.batch}"
             if series.engine != "horovod-mpi":
@@ -302,10 +305,14 @@ def _calibrate(args: argparse.Namespace) -> int:
             json.dumps(
                 {
                     "run": found.run,
-                    "fit": {
-                        "link_share": {fabric: _rounded(share) for fabric, share in found.link_share.items()},
-                        "jitter": _rounded(found.jitter),
-                        "latency_factor": _rounded(found.latency_factor),
+                    "fits": {
+                        engine: {
+                            "link_share": {fabric: _rounded(share) for fabric, share in fit.link_share.items()},
+                            "jitter": _rounded(fit.common.jitter),
+                            "latency_factor": _rounded(fit.latency_factor),
+                            "node_loss": _rounded(fit.common.node_loss),
+                        }
+                        for engine, fit in found.fits.items()
                     },
                     "residuals": [
                         {
@@ -315,7 +322,7 @@ def _calibrate(args: argparse.Namespace) -> int:
                             "measured_ms": _rounded(r.measured_ms),
                             "fitted_ms": _rounded(r.fitted_ms),
                             "error": _rounded(r.error),
-                            "held_out": r.held_out,
+                            "left_out": r.left_out,
                         }
                         for r in found.residuals
                     ],
@@ -325,28 +332,35 @@ def _calibrate(args: argparse.Namespace) -> int:
             )
         )
     else:
-        shares = ", ".join(
-            f"{fabric} reaches {percent(share)} of its rate" for fabric, share in found.link_share.items()
-        )
-        print(
-            f"fit: {shares}; mean delay of a GPU {percent(found.jitter)}; "
-            f"latency x{found.latency_factor:.2f} of the default\n"
-        )
-        head = ("fabric", "model", "batch", "nodes", "measured ms", "fitted ms", "error", "")
+        for engine, fit in found.fits.items():
+            shares = ", ".join(f"{percent(share)} of {fabric}" for fabric, share in fit.link_share.items())
+            print(f"{engine} reaches {shares}; a GPU's mean delay is {percent(fit.common.jitter)} of a step;")
+            print(
+                f"  latency {fit.latency_factor:.2f} of the default; "
+                f"{percent(fit.common.node_loss)} of bandwidth lost per doubling of nodes"
+            )
+        print()
+        head = ("fabric", "engine", "model", "batch", "nodes", "measured ms", "fitted ms", "error", "")
         cells = [
             (
                 r.series.fabric,
+                r.series.engine,
                 r.series.model,
                 str(r.series.batch),
                 str(r.nodes),
                 f"{r.measured_ms:.1f}",
                 f"{r.fitted_ms:.1f}",
                 percent(r.error, signed=True),
-                "held out" if r.held_out else "",
+                r.left_out,
             )
             for r in found.residuals
         ]
         print(columns(head, cells))
+        for which, reason in (("fitted", ""), ("held out", "held out")):
+            errors = [abs(r.error) for r in found.residuals if r.left_out == reason]
+            if errors:
+                print(f"{which}: {len(errors)} points, mean error {percent(sum(errors) / len(errors))}, ", end="")
+                print(f"worst {percent(max(errors))}")
         print()
         print(_as_text(rows))
     _plot_if_asked(args, rows)
