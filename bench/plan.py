@@ -100,7 +100,9 @@ def load(text: str) -> Plan:
     if not path.exists():
         path = Path(text)
         if not path.is_file():
-            raise UserError(f"--plan {text}: no such plan or file; choose one of {', '.join(names())} or write your own")
+            raise UserError(
+                f"--plan {text}: no such plan or file; choose one of {', '.join(names())} or write your own"
+            )
     try:
         content = yaml.safe_load(path.read_text())
     except yaml.YAMLError as error:

@@ -6,7 +6,7 @@ The larger s, the less CPU the bytes cost this machine, and the more a step's fi
 from __future__ import annotations
 
 # What this machine moves between all nodes at once without its CPU becoming the limit, in Gbit/s.
-BUDGET_GBPS = 1.0
+BUDGET_GBPS = 0.5
 SMALLEST = 2.0
 # Beyond this, Horovod's own negotiation is no longer small against the gradients.
 LARGEST = 200.0

@@ -10,7 +10,9 @@ from cluster.errors import InfraError, UserError
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="cluster", description="Bring a Horovod cluster up, look after it, take it down.")
+    parser = argparse.ArgumentParser(
+        prog="cluster", description="Bring a Horovod cluster up, look after it, take it down."
+    )
     parser.add_argument("--env", default="local", help="environment: a folder in inventories/ (default local)")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
@@ -49,7 +51,9 @@ def main(argv: list[str] | None = None) -> int:
         print(f"cluster: {error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
-        print("cluster: interrupted; `make deploy` goes on from here, `make destroy` removes everything", file=sys.stderr)
+        print(
+            "cluster: interrupted; `make deploy` goes on from here, `make destroy` removes everything", file=sys.stderr
+        )
         return 130
 
 

@@ -95,7 +95,7 @@ def make_base(state: State, release: str, image: str, log: Path) -> None:
             'rm -f "$1"/etc/ssh/ssh_host_*',
         ]
         if any(CA_ANCHORS.glob("*.crt")):
-            hooks = [f'copy-in {" ".join(map(str, CA_ANCHORS.glob("*.crt")))} {CA_ANCHORS}', *hooks]
+            hooks = [f"copy-in {' '.join(map(str, CA_ANCHORS.glob('*.crt')))} {CA_ANCHORS}", *hooks]
             hooks.append('chroot "$1" update-ca-certificates')
         run_logged(
             [

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from rich.console import Console
@@ -72,10 +72,8 @@ def deploy(env: str, nodes: int | None, as_json: bool) -> None:
     state = State(env)
     if nodes is None and state.tfstate.exists():
         # A count given earlier with NODES= or by scale stays until another is given.
-        try:
+        with suppress(InfraError):
             cluster = cluster.model_copy(update={"nodes": len(read_output(state).nodes)})
-        except InfraError:
-            pass
     with state.locked():
         ended = end_leftovers(state.dir)
         if ended:
@@ -134,9 +132,7 @@ def show_validation(result: dict[str, Any]) -> None:
     for column in ("node", "reachable from head", "to", "measured Gbit/s", "share of rate"):
         table.add_column(column)
     for row in result["ring"]:
-        table.add_row(
-            row["node"], "yes", row["to"], f"{row['gbps']:.2f}", f"{row['gbps'] / result['rate_gbps']:.0%}"
-        )
+        table.add_row(row["node"], "yes", row["to"], f"{row['gbps']:.2f}", f"{row['gbps'] / result['rate_gbps']:.0%}")
     console.print(table)
     console.print(f"MPI over the fabric: {result['mpi']}", markup=False)
 

@@ -1,4 +1,4 @@
-"""Run the tools we stand on: output into a log, one line to the user when they fail, nothing left behind when killed."""
+"""Run the tools we stand on: output into a log, one line when they fail, nothing left behind when we are killed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ def die_with_parent() -> None:
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
-def run_logged(argv: Sequence[str | Path], log: Path, env: Mapping[str, str], what: str, cwd: Path | None = None) -> str:
+def run_logged(
+    argv: Sequence[str | Path], log: Path, env: Mapping[str, str], what: str, cwd: Path | None = None
+) -> str:
     """Run argv with its output appended to log; raise InfraError with the reason when it fails; return the output."""
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("a") as out:
@@ -35,7 +37,7 @@ def run_logged(argv: Sequence[str | Path], log: Path, env: Mapping[str, str], wh
             stdin=subprocess.DEVNULL,
             env=dict(env),
             cwd=cwd,
-            preexec_fn=die_with_parent,  # noqa: PLW1509
+            preexec_fn=die_with_parent,
         ).returncode
     with log.open() as written:
         written.seek(start)

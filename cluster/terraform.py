@@ -79,5 +79,3 @@ def read_output(state: State, terraform: Terraform | None = None) -> contract.Co
     if "cluster" not in values:
         raise InfraError(f"ENV={state.env}: no finished deployment; run `make deploy ENV={state.env}`")
     return contract.parse(values["cluster"]["value"])
-
-

@@ -12,7 +12,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 TOLERANCE = 0.10
-SECONDS = 0.8
+SECONDS = 1
 PORT = 30500
 
 
@@ -55,10 +55,14 @@ def main():
     args = parser.parse_args()
     RATE = args.rate_gbps
     nodes = args.nodes.split(",")
-    pairs = [(a, b, PORT + i) for i, (a, b) in enumerate(zip(nodes, nodes[1:] + nodes[:1]))] if len(nodes) > 1 else []
+    pairs = (
+        [(a, b, PORT + i) for i, (a, b) in enumerate(zip(nodes, nodes[1:] + nodes[:1], strict=True))]
+        if len(nodes) > 1
+        else []
+    )
     problems, ring = [], []
     with ThreadPoolExecutor(2) as pool:
-        for (a, b, _), (gbps, problem) in zip(pairs, pool.map(measure, pairs)):
+        for (a, b, _), (gbps, problem) in zip(pairs, pool.map(measure, pairs), strict=True):
             ring.append({"node": a, "to": b, "gbps": round(gbps, 3)})
             if problem:
                 problems.append(problem)
@@ -76,8 +80,18 @@ def main():
         mpi = f"{result.get('ranks')} ranks, sum {result.get('sum')}, {result.get('wrong')} wrong"
         if result.get("sum") != expected or result.get("wrong") != 0:
             problems.append(f"MPI: {mpi}; {done.stderr.strip()[-300:]}")
-    print(json.dumps({"ok": not problems, "fabric": args.fabric, "rate_gbps": RATE, "ring": ring, "mpi": mpi,
-                      "problems": problems}))
+    print(
+        json.dumps(
+            {
+                "ok": not problems,
+                "fabric": args.fabric,
+                "rate_gbps": RATE,
+                "ring": ring,
+                "mpi": mpi,
+                "problems": problems,
+            }
+        )
+    )
     if problems:
         sys.exit("; ".join(problems))
 

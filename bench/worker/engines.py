@@ -1,4 +1,4 @@
-"""The ways to add up gradients over all processes. Each takes tensors as they become ready and waits for all of them."""
+"""The ways to add up gradients over all processes. Each takes tensors as they become ready, then waits for all."""
 
 from __future__ import annotations
 

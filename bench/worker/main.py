@@ -95,7 +95,9 @@ def cpu_times() -> tuple[float, float]:
 def set_rate(engine: Any, trial: dict[str, Any]) -> None:
     if trial["rate_mbit"] is not None and engine.local_rank == 0:
         burst = [] if trial["burst_ms"] is None else [str(trial["burst_ms"])]
-        subprocess.run(["sudo", "-n", "/usr/local/sbin/fabric-rate", "set", str(trial["rate_mbit"]), *burst], check=True)
+        subprocess.run(
+            ["sudo", "-n", "/usr/local/sbin/fabric-rate", "set", str(trial["rate_mbit"]), *burst], check=True
+        )
     engine.barrier()
 
 
@@ -115,6 +117,8 @@ def run_trial(engine: Any, trial: dict[str, Any]) -> None:
     seen: list[float] = []
     while True:
         seen += slowest(engine, run_steps(engine, device, CHUNK))
+        if engine.rank == 0:
+            emit("warmup", id=trial["id"], step_s=seen[-1])
         late = time.perf_counter() - started > trial["seconds"]
         if engine.broadcast(statistics.settled(seen) or len(seen) >= LARGEST_WARMUP or late or trial["check"]):
             break

@@ -113,9 +113,7 @@ def states(spec: dict[str, Any]) -> None:
     """Print node -> {state, since} for every container of the cluster, whatever Terraform believes."""
     rows = json.loads(podman("ps", "-a", "--format=json", f"--filter=label={LABEL}={spec['cluster']}") or "[]")
     prefix = f"{spec['cluster']}-"
-    found = {
-        row["Names"][0].removeprefix(prefix): {"state": row["State"], "since": row["StartedAt"]} for row in rows
-    }
+    found = {row["Names"][0].removeprefix(prefix): {"state": row["State"], "since": row["StartedAt"]} for row in rows}
     print(json.dumps(found))
 
 

@@ -1,0 +1,136 @@
+"""Turn what the worker reported of a trial into the record that is kept. Pure: no clock, no files."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bench import models, scale
+from bench.trial import Breakdown, Emulation, Interval, Point, Timing, Transport, Trial
+from bench.worker import statistics_of_steps as statistics
+
+# Ethernet, IP and TCP headers with timestamps: 1448 bytes of payload in 1514 on the wire.
+WIRE_OVERHEAD = 1514 / 1448
+TOLERANCE = 0.15
+# A rank whose compute takes this much longer than the median of all is a straggler.
+STRAGGLER = 1.10
+
+
+def interval(values: list[float], convert: Any = lambda value: value) -> Interval:
+    low, high = statistics.median_interval(values)
+    ends = sorted((convert(low), convert(high)))
+    return Interval(median=convert(statistics.median(values)), low=ends[0], high=ends[1])
+
+
+def ring_bytes(point: Point, factor: float) -> float:
+    """Payload each node must send per step: a ring over the nodes, gradients reduced inside a node first."""
+    width = 2 if point.compression == "fp16" else 4
+    elements = sum(max(1, round(n / factor)) for n, _ in models.get(point.model).gradients_in_backward_order())
+    return 2 * (point.nodes - 1) / point.nodes * elements * width
+
+
+def proof(point: Point, factor: float, interface: str, ranks: list[dict[str, Any]]) -> tuple[Transport, str | None]:
+    """Which interface carried the bytes, and what is wrong with that, if anything."""
+    first = {rank["node"]: rank["sent"] for rank in reversed(ranks) if rank["local"] == 0}
+    expected = ring_bytes(point, factor) * WIRE_OVERHEAD
+    transport = Transport(
+        interface=interface,
+        expected_bytes=expected,
+        measured_bytes={node: sent.get(interface, 0.0) for node, sent in first.items()},
+        other_bytes={node: {nic: n for nic, n in sent.items() if nic != interface} for node, sent in first.items()},
+    )
+    if point.nodes == 1:
+        return transport, None
+    total = sum(transport.measured_bytes.values()) / point.nodes
+    for node, others in transport.other_bytes.items():
+        for nic, sent in others.items():
+            if sent > 0.5 * expected:
+                return transport, f"traffic went over {nic} on {node} and not over {interface}"
+    if abs(total / expected - 1) > TOLERANCE:
+        return transport, (
+            f"{interface} carried {total / 1e6:.2f} MB per node and step, expected {expected / 1e6:.2f} MB "
+            f"within {TOLERANCE:.0%}"
+        )
+    return transport, None
+
+
+def breakdown(ranks: list[dict[str, Any]]) -> Breakdown:
+    """Medians over steps of the mean over ranks."""
+    count = len(ranks[0]["steps"])
+    compute, exposed, waiting = [], [], []
+    for i in range(count):
+        steps = [rank["steps"][i] for rank in ranks]
+        longest = max(step[1] for step in steps)
+        mean = sum(step[1] for step in steps) / len(steps)
+        compute.append(mean)
+        waiting.append(longest - mean)
+        exposed.append(sum(step[0] for step in steps) / len(steps) - longest)
+    parts = {"compute": compute, "exposed_comm": exposed, "straggler_wait": waiting}
+    return Breakdown(data_wait=0.0, **{key: max(0.0, statistics.median(v)) * 1e3 for key, v in parts.items()})
+
+
+def stragglers(ranks: list[dict[str, Any]]) -> list[str]:
+    own = {f"{rank['node']}/{rank['local']}": statistics.median([s[1] for s in rank["steps"]]) for rank in ranks}
+    typical = statistics.median(list(own.values()))
+    return [name for name, value in own.items() if value > STRAGGLER * typical]
+
+
+def slowest(ranks: list[dict[str, Any]], part: int) -> list[float]:
+    return [max(values) for values in zip(*([s[part] for s in rank["steps"]] for rank in ranks), strict=True)]
+
+
+def trial(
+    point: Point,
+    main: dict[str, Any],
+    check: dict[str, Any] | None,
+    compute: tuple[float, str],
+    interface: str,
+    launch_s: float,
+    started: str,
+) -> Trial:
+    steps = slowest(main["ranks"], 0)
+    images = point.batch * point.gpus
+    transport, problem = proof(point, main["scale"], interface, main["ranks"])
+    emulation = Emulation(
+        profile=point.device.partition(":")[2],
+        profile_source=compute[1],
+        compute_ms=compute[0],
+        scale=main["scale"],
+    )
+    if check:
+        ratio = statistics.median(slowest(check["ranks"], 0)) / statistics.median(steps)
+        emulation = emulation.model_copy(
+            update={"check_scale": check["scale"], "check_ratio": ratio, "converged": scale.converged(ratio)}
+        )
+    ring = ring_bytes(point, main["scale"]) * main["scale"] * 8 / 1e9
+    return Trial(
+        id=point.id,
+        point=point,
+        status="failed" if problem else "ok",
+        error=problem,
+        kind="emulated",
+        started=started,
+        steps=len(steps),
+        step_ms=interval(steps, lambda value: value * 1e3),
+        images_per_second=interval(steps, lambda value: images / value),
+        breakdown_ms=breakdown(main["ranks"]),
+        bus_bandwidth_gbps=interval(slowest(main["ranks"], 2), lambda value: ring / value) if point.nodes > 1 else None,
+        emulation=emulation,
+        transport=transport,
+        stragglers=stragglers(main["ranks"]),
+        host_cpu_percent=main["cpu"],
+        timing=Timing(
+            launch=launch_s,
+            warmup=main["warmup_s"] + (check["warmup_s"] if check else 0),
+            measure=main["measure_s"] + (check["measure_s"] if check else 0),
+        ),
+    )
+
+
+def failure(point: Point, error: str, node: str | None, started: str, log: str | None) -> Trial:
+    kind = point.device.partition(":")[0]
+    return Trial.model_validate(
+        {
+            **{"id": point.id, "point": point.model_dump(), "status": "failed", "error": error, "error_node": node},
+            **{"kind": kind, "started": started, "log": log},
+        }
+    )

@@ -1,0 +1,359 @@
+"""Run a plan: every combination of nodes, fabrics and batches, measured on the cluster."""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import json
+import platform
+import queue
+import shlex
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import yaml
+from rich.console import Console
+from rich.table import Table
+
+from bench import launch, models, nodes, plan, record, scale, store
+from bench.plan import Launch, Plan
+from bench.trial import Trial
+from cluster import config, lifecycle
+from cluster.contract import Contract
+from cluster.process import die_with_parent
+from cluster.state import State
+from cluster.terraform import read_output
+
+# Without a word from the worker for this long, we ask the nodes who is still there.
+SILENCE = 25.0
+START_LIMIT = 90.0
+console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 150)
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--env", default="local", help="environment to run on (default local)")
+    parser.add_argument("--plan", default="quick", help=f"{', '.join(plan.names())}, or a file of your own")
+    parser.add_argument("--run", help="name of the results folder (default: the plan's name); a rerun completes it")
+    parser.add_argument("--fresh", action="store_true", help="measure again what is already there, into a new folder")
+    parser.add_argument("--dry-run", action="store_true", help="list the trials with estimated time; run nothing")
+    parser.add_argument("--no-check", action="store_true", help="skip the convergence check at 2s")
+    parser.add_argument("--json", action="store_true", help="print the trials as JSON at the end")
+
+
+def run(args: argparse.Namespace) -> int:
+    wanted = plan.load(args.plan)
+    state = State(args.env)
+    cluster = config.load(args.env)
+    if args.dry_run:
+        contract = read_output(state) if state.tfstate.exists() else None
+        available = len(contract.nodes) if contract else max(*wanted.nodes, cluster.nodes)
+        plan.check(wanted, contract, available, cluster.gpus_per_node)
+        return dry_run(wanted, contract, args.json)
+    if not state.tfstate.exists():
+        plan.check(wanted, None, max(wanted.nodes), cluster.gpus_per_node)
+        console.print(f"nothing is deployed: deploying {max(cluster.nodes, *wanted.nodes)} nodes first", markup=False)
+        lifecycle.deploy(args.env, max(cluster.nodes, *wanted.nodes), False)
+    contract = read_output(state)
+    plan.check(wanted, contract, len(contract.nodes), cluster.gpus_per_node)
+    name = args.run or Path(args.plan).stem
+    if args.fresh:
+        name += datetime.now(UTC).strftime("-%Y%m%d-%H%M%S")
+    folder = store.Run(store.RESULTS / args.env / name)
+    folder.prepare(wanted.model_dump(), provenance(args.env, contract))
+    spent = Sweep(contract, wanted, folder, check=not args.no_check).run()
+    ids = [point.id for one in plan.unfold(wanted, contract) for point in one.points]
+    latest = {trial.id: trial for trial in folder.trials()}
+    trials = [latest[identifier] for identifier in ids if identifier in latest]
+    if args.json:
+        print(json.dumps([trial.model_dump() for trial in trials], indent=1))
+    else:
+        show(trials, wanted, spent, folder)
+    return 0 if all(trial.status == "ok" for trial in trials) else 1
+
+
+def dry_run(wanted: Plan, contract: Contract | None, as_json: bool) -> int:
+    rows, total = [], 0.0
+    for one in plan.unfold(wanted, contract):
+        total += plan.START_SECONDS
+        for point in one.points:
+            seconds = plan.estimate_seconds(wanted, point)
+            total += seconds
+            rows.append({**point.model_dump(), "estimated_seconds": round(seconds, 1)})
+    if as_json:
+        print(json.dumps({"trials": rows, "estimated_seconds": round(total)}, indent=1))
+        return 0
+    table = Table()
+    columns = ("engine", "fabric", "nodes", "model", "batch", "compression", "estimated_seconds")
+    for column in columns:
+        table.add_column(column)
+    for row in rows:
+        table.add_row(*(str(row[column]) for column in columns))
+    console.print(table)
+    console.print(f"{len(rows)} trials, about {total / 60:.1f} minutes", markup=False)
+    return 0
+
+
+def provenance(env: str, contract: Contract) -> dict[str, Any]:
+    commit = subprocess.run(
+        ["git", "-C", config.ROOT, "rev-parse", "HEAD"], capture_output=True, text=True, check=False
+    ).stdout.strip()
+    return {
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "env": env,
+        "git_commit": commit,
+        "versions": config.versions(),
+        "kernel": platform.release(),
+        "nodes": {name: node.model_dump() for name, node in contract.ordered()},
+        "fabrics": {name: fabric.model_dump() for name, fabric in contract.fabrics.items()},
+        "cluster": yaml.safe_load(config.cluster_file(env).read_text())["cluster"],
+        "worker": nodes.worker_archive()[0],
+    }
+
+
+class Sweep:
+    """One run of a plan on a cluster."""
+
+    def __init__(self, contract: Contract, wanted: Plan, folder: store.Run, check: bool) -> None:
+        self.contract, self.plan, self.folder, self.check = contract, wanted, folder, check
+        self.names = [name for name, _ in contract.ordered()]
+        self.spent = {"launch": 0.0, "warm-up": 0.0, "measure": 0.0}
+        self.lost: set[str] = set()
+
+    def run(self) -> dict[str, float]:
+        done = self.folder.done()
+        launches = list(plan.unfold(self.plan, self.contract))
+        self.total = sum(len(one.points) for one in launches)
+        self.count = sum(point.id in done for one in launches for point in one.points)
+        if self.count:
+            console.print(f"{self.count} of {self.total} trials are already there", markup=False)
+        self.begin = time.monotonic()
+        self.first = self.count
+        self.lost = set(nodes.silent(self.contract, self.names))
+        present = [name for name in self.names if name not in self.lost]
+        worker = nodes.install_worker(self.contract, present)
+        for one in launches:
+            left = tuple(point for point in one.points if point.id not in done)
+            if left:
+                self.one_launch(replace(one, points=left), worker)
+        return self.spent
+
+    def one_launch(self, one: Launch, worker: str) -> None:
+        hosts = self.names[: one.nodes]
+        gone = [host for host in hosts if host in self.lost]
+        started = datetime.now(UTC).isoformat(timespec="seconds")
+        if gone:
+            for point in one.points:
+                self.keep(record.failure(point, f"node {gone[0]} does not answer", gone[0], started, None))
+            return
+        factor = scale.factor(one.nodes, one.points[0].rate_gbps)
+        run_id = f"{int(time.time() * 1000):x}"
+        fabric = self.contract.fabrics.get(one.fabric) or self.contract.fabrics[self.contract.active_fabric]
+        job = launch.Job(
+            run=run_id,
+            engine=one.engine,
+            hosts=tuple(hosts),
+            slots=self.plan.gpus_per_node,
+            subnet=fabric.subnet,
+            interface=fabric.interface,
+            worker=f"{worker}/main.py",
+            spec=self.spec(one, factor),
+            scale=factor,
+        )
+        log = f"logs/{one.engine}-{one.fabric}-{one.nodes}-{run_id}.log"
+        Attempt(self, one, job, worker, fabric.interface, log, started).run()
+
+    def spec(self, one: Launch, factor: float) -> str:
+        trials = []
+        link = self.plan.links.get(one.fabric)
+        for point in one.points:
+            for s in (factor, 2 * factor) if self.check and point.nodes > 1 else (factor,):
+                trials.append(
+                    {
+                        "id": point.id,
+                        "check": s != factor,
+                        "scale": s,
+                        "rate_mbit": point.rate_gbps * 1000 / s,
+                        "burst_ms": link.burst_ms if link else None,
+                        "gradients": models.get(point.model).gradients_in_backward_order(),
+                        "compute_ms": plan.compute_ms(self.plan, point)[0],
+                        "compression": point.compression,
+                        "images": point.batch * point.gpus,
+                        "seconds": self.plan.seconds,
+                    }
+                )
+        return base64.b64encode(json.dumps({"trials": trials}).encode()).decode()
+
+    def keep(self, trial: Trial) -> None:
+        self.folder.append(trial)
+        self.count += 1
+        point = trial.point
+        label = f"{point.engine} {point.fabric} {point.nodes} nodes, batch {point.batch}, {point.model}"
+        if trial.status == "ok" and trial.images_per_second and trial.step_ms:
+            text = f"{trial.images_per_second.median:8.1f} images/s, step {trial.step_ms.median:.0f} ms"
+            if trial.emulation and trial.emulation.converged is False:
+                text += f" (not converged: x{trial.emulation.check_ratio:.2f} at 2s)"
+        else:
+            text = f"FAILED: {trial.error}"
+        done = self.count - self.first
+        left = (time.monotonic() - self.begin) / done * (self.total - self.count)
+        console.print(f"[{self.count:3}/{self.total}] {label}: {text}; {left / 60:.1f} min left", markup=False)
+
+
+class Attempt:
+    """One launch under way: reads the worker's lines, notices when it falls silent, ends it whatever happens."""
+
+    def __init__(
+        self, sweep: Sweep, one: Launch, job: launch.Job, worker: str, interface: str, log: str, started: str
+    ) -> None:
+        self.sweep, self.one, self.job, self.interface, self.log, self.started = (
+            sweep,
+            one,
+            job,
+            interface,
+            log,
+            started,
+        )
+        inner = [*("python3", f"{worker}/supervise.py", job.run, ",".join(job.hosts)), *launch.argv(job)]
+        self.command = "sudo -u horovod -H " + shlex.join(inner)
+        self.points = {point.id: point for point in one.points}
+        self.main: dict[str, dict[str, Any]] = {}
+
+    def run(self) -> None:
+        begin = time.monotonic()
+        argv = nodes.ssh(self.sweep.contract, self.job.hosts[0], self.command)
+        with (self.sweep.folder.folder / self.log).open("w") as log:
+            process = subprocess.Popen(
+                argv,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                preexec_fn=die_with_parent,
+            )
+            lines: queue.Queue[str | None] = queue.Queue()
+            threading.Thread(target=pump, args=(process, lines), daemon=True).start()
+            try:
+                problem = self.listen(lines, log, begin)
+            finally:
+                self.end(process)
+        if problem is None and self.points:
+            problem = "the worker ended early"
+        if problem:
+            self.fail(problem)
+
+    def end(self, process: subprocess.Popen[str]) -> None:
+        """Closing standard input makes the supervisor on the head end every rank."""
+        if process.stdin:
+            process.stdin.close()
+        try:
+            process.wait(timeout=15)
+        except subprocess.TimeoutExpired:
+            process.kill()
+
+    def listen(self, lines: queue.Queue[str | None], log: Any, begin: float) -> str | None:
+        limit = START_LIMIT
+        while True:
+            try:
+                line = lines.get(timeout=limit)
+            except queue.Empty:
+                return f"no word from the worker for {limit:.0f} s"
+            if line is None:
+                return None
+            log.write(line)
+            if not line.startswith("@bench "):
+                continue
+            event = json.loads(line.removeprefix("@bench "))
+            limit = SILENCE
+            if event["event"] == "started":
+                self.sweep.spent["launch"] += (seconds := time.monotonic() - begin)
+                self.launch_s = seconds
+            elif event["event"] == "trial":
+                self.sweep.spent["warm-up"] += event["warmup_s"]
+                self.sweep.spent["measure"] += event["measure_s"]
+                self.finish(event)
+
+    def finish(self, event: dict[str, Any]) -> None:
+        point = self.points[event["id"]]
+        if self.sweep.check and point.nodes > 1 and not event["check"]:
+            self.main[point.id] = event
+            return
+        main, check = (self.main[point.id], event) if event["check"] else (event, None)
+        compute = plan.compute_ms(self.sweep.plan, point)
+        trial = record.trial(point, main, check, compute, self.interface, self.launch_s, self.started)
+        steps = self.sweep.folder.write_steps(point.id, main["ranks"])
+        self.sweep.keep(trial.model_copy(update={"log": self.log, "step_times": steps}))
+        del self.points[point.id]
+
+    def fail(self, problem: str) -> None:
+        silent = nodes.silent(self.sweep.contract, list(self.job.hosts))
+        self.sweep.lost.update(silent)
+        if silent:
+            problem = f"node {silent[0]} does not answer ({problem})"
+        else:
+            problem = f"{problem}: {last_words(self.sweep.folder.folder / self.log)}"
+        for point in self.points.values():
+            node = silent[0] if silent else None
+            self.sweep.keep(record.failure(point, problem, node, self.started, self.log))
+
+
+def pump(process: subprocess.Popen[str], lines: queue.Queue[str | None]) -> None:
+    for line in process.stdout or ():
+        lines.put(line)
+    lines.put(None)
+
+
+def last_words(log: Path) -> str:
+    lines = [line.strip() for line in log.read_text(errors="replace").splitlines()]
+    lines = [line for line in lines if line and not line.startswith(("@bench", "---"))]
+    telling = [line for line in lines if "Error" in line or "error" in line]
+    return (telling or lines or ["it said nothing"])[-1][:300]
+
+
+def efficiency(trial: Trial, trials: list[Trial]) -> float | None:
+    """Images/s per GPU against the same point on one node."""
+    same = trial.point.model_copy(update={"nodes": 1, "repeat": 0}).id
+    single = next((one for one in trials if one.id == same), None)
+    if not (single and single.images_per_second and trial.images_per_second):
+        return None
+    return trial.images_per_second.median / trial.point.nodes / single.images_per_second.median
+
+
+def show(trials: list[Trial], wanted: Plan, spent: dict[str, float], folder: store.Run) -> None:
+    emulated = any(trial.kind == "emulated" for trial in trials)
+    table = Table(title=("EMULATED " if emulated else "") + (wanted.title or "results"), title_justify="left")
+    for column in ("engine", "fabric", "nodes", "batch", "images/s", "95%", "step ms", "efficiency", "CPU %", "note"):
+        table.add_column(column)
+    for trial in trials:
+        point, rate, step = trial.point, trial.images_per_second, trial.step_ms
+        note = trial.error or ""
+        if trial.emulation and trial.emulation.converged is False:
+            note = f"not converged (x{trial.emulation.check_ratio:.2f} at 2s)"
+        share = efficiency(trial, trials)
+        table.add_row(
+            *(point.engine, point.fabric, str(point.nodes), str(point.batch)),
+            f"{rate.median:.1f}" if rate else "-",
+            f"{rate.low:.1f}-{rate.high:.1f}" if rate else "-",
+            f"{step.median:.1f}" if step else "-",
+            f"{share:.0%}" if share else "-",
+            f"{trial.host_cpu_percent:.0f}" if trial.host_cpu_percent is not None else "-",
+            note,
+        )
+    console.print(table)
+    for known in wanted.compare:
+        for trial in trials:
+            point = trial.point
+            if (point.fabric, point.nodes, point.batch) == (known.fabric, known.nodes, known.batch) and trial.step_ms:
+                ours = trial.step_ms.median
+                console.print(
+                    f"{known.fabric}, {known.nodes} nodes: {ours:.1f} ms, published {known.step_ms:.1f} ms "
+                    f"({ours / known.step_ms - 1:+.1%}; {known.source})",
+                    markup=False,
+                )
+    parts = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in spent.items())
+    console.print(f"time: {parts}. Results: {folder.folder}", markup=False)
