@@ -20,6 +20,7 @@ from bench.report.points import Family, Place, Table, tabulate
 from bench.report.runs import Run
 
 MOST_ROWS = 500
+MOST_COUNTS = 60
 CAPTIONS = {
     "throughput": "Images per second over all GPUs; bars through the points are 95% intervals.",
     "efficiency": "Throughput divided by nodes times the throughput of one node at the same batch.",
@@ -125,7 +126,7 @@ def number(value: float | None) -> str:
 
 
 def share(value: float | None) -> str:
-    return "-" if value is None else f"{100 * value:.1f}%"
+    return "-" if value is None else words.tenths(value)
 
 
 def environment() -> jinja2.Environment:
@@ -259,6 +260,7 @@ def html(report: Report) -> str:
         "grey": plots.GREY,
         "cells": cells,
         "most_rows": MOST_ROWS,
+        "most_counts": MOST_COUNTS,
     }
     script = asset("report.js")
     scripts = [library(), script]
@@ -305,7 +307,7 @@ def page_specs(table: Table) -> dict[str, Any]:
         log_nodes=max(place.nodes for place in table.places) > 40,
     )
     rows = alt.NamedData(name="rows")
-    return {name: chart(rows, look).to_dict() for name, chart in plots.CHARTS.items()}
+    return {name: chart(rows, look).to_dict(validate=False) for name, chart in plots.CHARTS.items()}
 
 
 def markdown_page(report: Report) -> str:

@@ -169,7 +169,7 @@ class Colour:
 
 
 def nodes_axis(look: Look) -> alt.X:
-    scale = alt.Scale(type="log", base=2) if look.log_nodes else alt.Scale(zero=False, nice=False, padding=14)
+    scale = alt.Scale(type="log", base=2, nice=False, padding=14) if look.log_nodes else alt.Scale(zero=False, nice=False, padding=14)
     return alt.X("nodes:Q", title="nodes", scale=scale, axis=alt.Axis(format="d", tickMinStep=1, grid=False))
 
 

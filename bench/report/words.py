@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from decimal import ROUND_HALF_UP, Decimal
 
 NUMBERS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
 
@@ -18,12 +19,18 @@ def percent(share: float) -> str:
 
 def significant(value: float, digits: int = 3) -> str:
     """Digits that carry meaning, without scientific notation: 0.0123, 6.4, 213, 12,300."""
-    if value == 0:
+    exact = Decimal(str(value))
+    if exact == 0:
         return "0"
-    if abs(value) >= 10 ** (digits - 1):
-        shift = max(0, len(str(int(abs(value)))) - digits)
-        return f"{round(value / 10**shift) * 10**shift:,}"
-    return f"{float(f'{value:.{digits}g}'):f}".rstrip("0").rstrip(".")
+    # Halves go up, as browsers write numbers: the page and its script then show the same text.
+    last = exact.adjusted() - digits + 1
+    rounded = exact.quantize(Decimal(1).scaleb(last), ROUND_HALF_UP)
+    return f"{int(rounded):,}" if last >= 0 else f"{rounded:,f}".rstrip("0").rstrip(".")
+
+
+def tenths(share: float) -> str:
+    """A share in per cent with one decimal."""
+    return f"{Decimal(100 * share).quantize(Decimal('0.1'), ROUND_HALF_UP)}%"
 
 
 def gbps(rate: float) -> str:

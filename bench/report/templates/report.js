@@ -20,11 +20,26 @@
     bus: (row) => row.bus !== null && row.nodes > 1,
   };
 
+  // A curve needs no more points than a screen can tell apart; the table and the exports have all.
+  function drawn(rows) {
+    const counts = [...new Set(rows.map((row) => row.nodes))].sort((a, b) => a - b);
+    if (counts.length <= page.most_counts) return null;
+    const kept = new Set();
+    for (let i = 0; i < page.most_counts; i += 1) {
+      kept.add(counts[Math.round((i * (counts.length - 1)) / (page.most_counts - 1))]);
+    }
+    document.getElementById("thinned").textContent =
+      `The plots show ${kept.size} of ${counts.length} node counts; the table and bench export have all.`;
+    return kept;
+  }
+
   function select(name) {
     const chosen = current();
     const all = rowsOf[chosen.group];
     let rows = name === "variants" ? all : all.filter((row) => row.variant === chosen.variant && belongs[name](row));
     if (page.one_batch.includes(name)) rows = rows.filter((row) => row.batch === Number(batch.value));
+    const kept = drawn(rows);
+    if (kept) rows = rows.filter((row) => kept.has(row.nodes));
     if (name === "variants" && new Set(rows.map((row) => row.variant)).size < 2) rows = [];
     return rows;
   }
@@ -44,7 +59,7 @@
   function fit(spec, rows, name, width) {
     const panels = panelsOf(rows, name);
     const columns = Math.max(1, Math.min(panels, Math.floor(width / 290)));
-    const own = name === "bus" ? 62 : 22;
+    const own = name === "bus" ? 62 : 24;
     const axis = name === "bus" ? 0 : 48;
     spec.columns = columns;
     spec.spec.width = Math.floor(Math.max(150, Math.min(640, (width - axis - own * columns) / columns)));
@@ -66,6 +81,7 @@
 
   async function draw() {
     window.ready = false;
+    document.getElementById("thinned").textContent = "";
     const style = dark.matches ? page.style.dark : page.style.light;
     for (const figure of document.querySelectorAll("figure[data-chart]")) {
       const name = figure.dataset.chart;
@@ -75,7 +91,7 @@
       figure.classList.toggle("half", innerWidth > 900 && panelsOf(rows, name) === 1);
       const place = figure.querySelector(".plot");
       const spec = fit(JSON.parse(JSON.stringify(page.specs[name])), rows, name, place.clientWidth);
-      spec.data = { values: rows };
+      spec.data = { name: "rows", values: rows };
       const result = await vegaEmbed(place, spec, {
         // The interpreter needs no eval, so the page's policy can forbid it.
         ast: true,

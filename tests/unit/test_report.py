@@ -1,0 +1,356 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from report_cases import ANSWERS, RUNS, copy
+
+from bench.cli import main
+from bench.report import diagnosis, page, plots, runs, verdict, whatif, words
+from bench.report.points import tabulate
+from bench.trial import Interval
+
+
+def judged(path: Path) -> verdict.Verdict:
+    run = runs.load(path)
+    return verdict.judge(run, tabulate(run.trials))
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_verdict_names_the_known_limit(name: str) -> None:
+    assert judged(RUNS / name).limit == ANSWERS[name]["limit"]
+
+
+def test_fixtures_are_what_their_script_writes(tmp_path: Path) -> None:
+    code = (
+        f"import make_runs, pathlib; make_runs.RUNS = pathlib.Path({str(tmp_path)!r}); make_runs.main()"  # its own seed
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=RUNS.parent)
+    for path in sorted(RUNS.rglob("*.json*")):
+        assert (tmp_path / path.relative_to(RUNS)).read_bytes() == path.read_bytes(), path.name
+
+
+def test_every_fixture_says_that_it_is_constructed() -> None:
+    for name in ANSWERS:
+        run = runs.load(RUNS / name)
+        assert "constructed" in run.provenance
+        assert "CONSTRUCTED" in plots.caveat(tabulate(run.trials).families[0], tabulate(run.trials).places, True)
+
+
+def test_verdict_numbers_are_those_of_the_trials() -> None:
+    run = runs.load(RUNS / "network-1g")
+    found = verdict.judge(run, tabulate(run.trials))
+    rate = {
+        (trial.point.fabric, trial.point.nodes): trial.images_per_second.median
+        for trial in run.trials
+        if trial.point.batch == 64 and trial.images_per_second
+    }
+    assert found.numbers["nodes"] == 10
+    assert found.numbers["efficiency"] == pytest.approx(rate["1g", 10] / (10 * rate["1g", 1]))
+    assert found.numbers["efficiency:10g"] == pytest.approx(rate["10g", 10] / (10 * rate["10g", 1]))
+    assert found.sentence.startswith("On 1G ten emulated P100 nodes train at 16% efficiency: the network is the limit")
+
+
+def test_verdict_predicts_the_fabric_that_was_not_measured(tmp_path: Path) -> None:
+    folder = copy("network-1g", tmp_path, lambda trial: trial["point"]["fabric"] == "1g")
+    found = judged(folder)
+    assert "10 Gbit/s would give" in found.sentence
+    measured = judged(RUNS / "network-1g").numbers["efficiency:10g"]
+    assert found.numbers["efficiency:10"] == pytest.approx(measured, abs=0.08)
+    assert found.as_json()["predicted"] == ["efficiency:10", "rate_for_80"]
+
+
+def test_whatif_passes_through_every_measured_fabric() -> None:
+    table = tabulate(runs.load(RUNS / "network-1g").trials)
+    points = [place for place in table.places if place.nodes == 10 and place.batch == 64]
+    curve = whatif.curve_for(points[0], table)
+    assert curve is not None
+    for place in points:
+        assert place.efficiency is not None
+        assert curve.efficiency(place.rate_gbps) == pytest.approx(place.efficiency.median, rel=0.01)
+
+
+def test_whatif_rate_for_is_the_rate_that_reaches_it() -> None:
+    table = tabulate(runs.load(RUNS / "network-1g").trials)
+    place = verdict.headline_place([place for place in table.places if place.nodes > 1])
+    curve = whatif.curve_for(place, table)
+    assert curve is not None
+    rate = curve.rate_for(0.8)
+    assert rate is not None and 1 < rate < 10
+    assert curve.efficiency(rate) == pytest.approx(0.8, abs=0.01)
+    assert curve.efficiency(rate * 0.9) < 0.8
+    assert curve.rate_for(1.01) is None
+
+
+def test_data_starved_nodes_that_scale_perfectly_are_still_called_starved() -> None:
+    run = runs.load(RUNS / "data-hdd")
+    found = verdict.judge(run, tabulate(run.trials))
+    assert "reading the data is the limit" in found.sentence
+    assert found.place is not None and found.place.breakdown is not None
+    assert found.numbers["busy"] == pytest.approx(found.place.breakdown.compute / found.place.step_ms.median)
+
+
+def test_straggler_is_named() -> None:
+    assert "w3 is the limit" in judged(RUNS / "straggler").sentence
+
+
+def test_wrong_interface_is_named_even_when_the_trial_claims_to_be_ok(tmp_path: Path) -> None:
+    def swap(trial: dict) -> None:
+        transport = trial["transport"]
+        if transport:
+            for node, sent in transport["measured_bytes"].items():
+                transport["other_bytes"][node] = {"mgmt0": sent}
+                transport["measured_bytes"][node] = 10.0
+
+    found = judged(copy("straggler", tmp_path, swap))
+    assert found.limit == "wrong-nic"
+    assert "mgmt0 instead of fab0" in found.sentence
+
+
+def test_busy_cpu_is_no_finding_where_the_cpu_is_the_device(tmp_path: Path) -> None:
+    def on_cpu(trial: dict) -> None:
+        trial["kind"], trial["point"]["device"], trial["host_cpu_percent"] = "cpu", "cpu", 100.0
+
+    assert judged(copy("compute-ib", tmp_path, on_cpu)).limit == "compute"
+
+
+def test_slow_link_is_told_from_a_slow_collective(tmp_path: Path) -> None:
+    def half(trial: dict) -> None:
+        if trial["link_gbps"]:
+            trial["link_gbps"] *= 0.42
+
+    found = judged(copy("untuned-collective", tmp_path, half))
+    assert found.limit == "link"
+    assert "delivers only 0.4 of 1 Gbit/s" in found.sentence
+
+
+def test_repeats_are_merged_and_their_interval_covers_all() -> None:
+    table = tabulate(runs.load(RUNS / "compute-ib").trials)
+    place = table.places[-1]
+    assert len(place.trials) == 2
+    for trial in place.trials:
+        assert trial.images_per_second is not None
+        assert place.ips.low <= trial.images_per_second.low <= trial.images_per_second.high <= place.ips.high
+
+
+def test_kinds_never_share_a_curve(tmp_path: Path) -> None:
+    folder = copy("engines", tmp_path)
+    other = copy("straggler", tmp_path)
+    with (folder / "trials.jsonl").open("a") as file:
+        file.write((other / "trials.jsonl").read_text())
+    table = tabulate(runs.load(folder).trials)
+    assert {family.kind for family in table.families} == {"emulated", "cuda"}
+    for family in table.families:
+        for name, chart in plots.charts_for(table, family).items():
+            (shown,) = chart.to_dict()["datasets"].values()
+            scales = {line["scale"] is None for line in shown}
+            assert len(scales) == 1, name
+
+
+def test_efficiency_without_a_one_node_point_says_what_it_is_against(tmp_path: Path) -> None:
+    folder = copy("network-1g", tmp_path, lambda trial: trial["point"]["nodes"] > 1)
+    run = runs.load(folder)
+    table = tabulate(run.trials)
+    assert any("against compute time alone" in text for text in verdict.missing(run, table))
+    whole = tabulate(runs.load(RUNS / "network-1g").trials)
+    for place, other in zip(table.places, (p for p in whole.places if p.nodes > 1), strict=True):
+        assert place.efficiency is not None and other.efficiency is not None
+        assert place.efficiency.median == pytest.approx(other.efficiency.median, rel=0.02)
+
+
+def report(folder: Path, tmp_path: Path, *more: str) -> tuple[str, str]:
+    out = tmp_path / "out"
+    assert main(["report", str(folder), "--out", str(out), *more]) == 0
+    return (out / "report.html").read_text(), (out / "report.md").read_text()
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_report_comes_out_for_every_case(name: str, tmp_path: Path) -> None:
+    html, text = report(RUNS / name, tmp_path)
+    data = json.loads(html.split('id="data">')[1].split("</script>")[0])
+    trials = [t for t in runs.load(RUNS / name).trials if t.status == "ok" and t.point.repeat == 0]
+    assert sum(len(group) for group in data["rows"]) == len(trials)
+    assert judged(RUNS / name).sentence.split(":")[0] in text
+
+
+def test_truncated_last_line_is_left_out_and_said(tmp_path: Path) -> None:
+    folder = copy("network-1g", tmp_path)
+    file = folder / "trials.jsonl"
+    file.write_bytes(file.read_bytes()[:-200])
+    run = runs.load(folder)
+    assert len(run.trials) == 89
+    html, text = report(folder, tmp_path)
+    assert "is cut off" in html and "is cut off" in text
+
+
+def test_foreign_lines_are_left_out_and_counted(tmp_path: Path) -> None:
+    folder = copy("straggler", tmp_path)
+    file = folder / "trials.jsonl"
+    file.write_text('{"foo": 1}\nnot json\n[]\n' + file.read_text())
+    html, _ = report(folder, tmp_path)
+    assert "3 lines of trials.jsonl are not trials" in html
+    assert judged(folder).limit == "straggler"
+
+
+def test_report_of_only_foreign_lines_says_so(tmp_path: Path) -> None:
+    folder = copy("straggler", tmp_path)
+    (folder / "trials.jsonl").write_text('{"foo": 1}\n\x00\x01\n')
+    html, text = report(folder, tmp_path)
+    assert "holds no readable trial" in html
+    assert "Nothing can be said yet" in text
+
+
+def test_binary_garbage_is_survived(tmp_path: Path) -> None:
+    folder = copy("straggler", tmp_path)
+    (folder / "trials.jsonl").write_bytes(bytes(range(256)) * 40)
+    (folder / "plan.json").write_bytes(b"\xff\xfe")
+    (folder / "provenance.json").write_text("[1]")
+    html, _ = report(folder, tmp_path)
+    assert "plan.json is not valid JSON" in html
+    assert "provenance.json is not a JSON object" in html
+
+
+def test_missing_fabric_and_files_are_said(tmp_path: Path) -> None:
+    folder = copy("network-1g", tmp_path, lambda trial: trial["point"]["fabric"] != "ib")
+    (folder / "provenance.json").unlink()
+    html, _ = report(folder, tmp_path)
+    assert "planned but not measured: fabric InfiniBand" in html
+    assert "provenance.json is missing" in html
+
+
+def test_run_of_failed_trials_only(tmp_path: Path) -> None:
+    def fail(trial: dict) -> None:
+        trial.update(status="failed", error="w2 went away", error_node="w2", transport=None)
+        for name in ("step_ms", "images_per_second", "breakdown_ms", "bus_bandwidth_gbps"):
+            trial[name] = None
+
+    html, text = report(copy("straggler", tmp_path, fail), tmp_path)
+    assert "all 4 trials failed" in text
+    assert html.count("w2 went away") >= 4
+
+
+def test_optional_measurements_may_all_be_absent(tmp_path: Path) -> None:
+    def bare(trial: dict) -> None:
+        for name in ("breakdown_ms", "bus_bandwidth_gbps", "link_gbps", "transport", "host_cpu_percent", "timing"):
+            trial[name] = None
+
+    html, _ = report(copy("network-1g", tmp_path, bare), tmp_path)
+    assert "no split of the step time was recorded" in html
+    assert "what limits it was not recorded" in html
+
+
+def test_later_record_of_a_trial_replaces_the_earlier(tmp_path: Path) -> None:
+    folder = copy("straggler", tmp_path)
+    file = folder / "trials.jsonl"
+    first = json.loads(file.read_text().splitlines()[0])
+    first.update(status="failed", error="node was down", step_ms=None, images_per_second=None)
+    file.write_text(json.dumps(first) + "\n" + file.read_text())
+    run = runs.load(folder)
+    assert len(run.trials) == 4
+    assert not run.failed
+
+
+@pytest.mark.parametrize(
+    ("make", "words_"),
+    [
+        (lambda path: path / "nowhere", "does not exist"),
+        (lambda path: path, "is not a run: it has no trials.jsonl"),
+        (lambda path: Path(__file__), "is not a run: no line in it is a trial"),
+    ],
+)
+def test_what_is_not_a_run_is_one_line_and_exit_2(make, words_: str, tmp_path: Path, capsys) -> None:
+    assert main(["report", str(make(tmp_path))]) == 2
+    error = capsys.readouterr().err
+    assert words_ in error
+    assert error.count("\n") == 1
+
+
+def test_latest_is_the_newest_run(tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["report", "latest"]) == 2
+    assert "no run under results/" in capsys.readouterr().err
+    import os
+
+    for age, name in enumerate(["straggler", "compute-ib"]):
+        folder = copy(name, tmp_path / "results" / "local")
+        os.utime(folder / "trials.jsonl", (1000 - age, 1000 - age))
+    assert main(["report", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["verdict"]["limit"] == "straggler"
+    assert (tmp_path / "results/local/straggler/report.html").is_file()
+
+
+def test_plots_are_written_as_png_and_svg(tmp_path: Path) -> None:
+    report(RUNS / "engines", tmp_path, "--plots", "png,svg")
+    folder = tmp_path / "out" / "plots"
+    names = {path.name for path in folder.iterdir()}
+    for chart in plots.CHARTS:
+        assert {f"{chart}.png", f"{chart}.svg"} <= names
+        assert (folder / f"{chart}.png").read_bytes().startswith(b"\x89PNG")
+        svg = (folder / f"{chart}.svg").read_text()
+        assert "EMULATED P100" in svg, "the picture itself must say that it is emulated"
+        assert "CONSTRUCTED" in svg
+
+
+def test_unknown_plot_format_is_refused(tmp_path: Path, capsys) -> None:
+    assert main(["report", str(RUNS / "engines"), "--out", str(tmp_path), "--plots", "gif"]) == 2
+    assert "--plots" in capsys.readouterr().err
+
+
+def test_hostile_strings_are_escaped(tmp_path: Path) -> None:
+    evil = "</script><script>alert(1)</script><img src=x onerror=alert(2)>|`*"
+
+    def poison(trial: dict) -> None:
+        trial["stragglers"] = [evil] if trial["stragglers"] else []
+        trial["point"]["fabric"] = evil
+        if trial["point"]["nodes"] == 8:
+            trial.update(status="failed", error=evil, error_node=evil)
+
+    folder = copy("straggler", tmp_path, poison)
+    (folder / "provenance.json").write_text(json.dumps({"nodes": [evil], "created": evil, "```": "```\n" + evil}))
+    html, text = report(folder, tmp_path)
+    assert "<script>alert" not in html and "<img src=x" not in html
+    assert html.count("<script") == 3 and html.count("</script>") == 3
+    fenced_off = "".join(part for index, part in enumerate(text.split("````")) if index % 2 == 0)
+    assert "<script>" not in fenced_off and "<img" not in fenced_off
+
+
+def test_page_has_no_address_to_fetch_from(tmp_path: Path) -> None:
+    html, _ = report(RUNS / "network-1g", tmp_path)
+    outside = html.replace(page.library(), "")
+    assert "src=" not in outside.replace("img-src", "").replace("script-src", "").replace("style-src", "")
+    assert "default-src 'none'" in html and "unsafe-eval" not in html
+
+
+def test_ten_thousand_trials_stay_under_ten_megabytes(tmp_path: Path) -> None:
+    sys.path.insert(0, str(RUNS.parents[1] / "perf"))
+    import report_scale
+
+    report_scale.write_trials(tmp_path / "trials.jsonl", "many curves", 10_000)
+    html, _ = report(tmp_path, tmp_path)
+    assert len(html) < 10_000_000
+    data = json.loads(html.split('id="data">')[1].split("</script>")[0])
+    assert sum(len(group) for group in data["rows"]) == 10_000
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(0.0123456, "0.0123"), (6.4, "6.4"), (219.3, "219"), (12345.0, "12,300"), (0, "0"), (7.0, "7")]
+)
+def test_significant_digits(value: float, text: str) -> None:
+    assert words.significant(value) == text
+
+
+def test_stray_interface_needs_missing_bytes_on_the_right_one() -> None:
+    trial = runs.load(RUNS / "straggler").trials[-1].model_copy(deep=True)
+    assert trial.transport is not None
+    for node in trial.transport.other_bytes:
+        trial.transport.other_bytes[node] = {"eth0": 1e12}
+    assert diagnosis.stray_interfaces(trial) == {}, "busy management traffic beside a used fabric is no fault"
+
+
+def test_interval_of_efficiency_contains_its_median() -> None:
+    for place in tabulate(runs.load(RUNS / "network-1g").trials).places:
+        found = place.efficiency
+        assert isinstance(found, Interval) and found.low <= found.median <= found.high
