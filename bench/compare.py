@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bench.report import words
-from bench.report.points import Place, Table, tabulate
+from bench.report.points import Place, Table
 from bench.report.runs import Run, load
 from bench.trial import Interval, Trial
 from cluster.errors import UserError
@@ -104,7 +104,7 @@ def judge(before: Interval, after: Interval, tolerance: float) -> tuple[str, flo
 
 
 def compare(before: Run, after: Run, tolerance: float) -> dict[str, Any]:
-    a, b = tabulate(before.trials), tabulate(after.trials)
+    a, b = before.table(), after.table()
     new = {key(place): place for place in b.places}
     broken = {trial_key(trial): trial for trial in b.failed}
     alone = len({place.family for place in a.places}) < 2

@@ -14,7 +14,7 @@ from typing import Any, get_args
 
 from pydantic import BaseModel
 
-from bench.report.points import Place, tabulate
+from bench.report.points import Place
 from bench.report.runs import Run, load
 from bench.trial import Trial
 from cluster.errors import InfraError, UserError
@@ -94,7 +94,7 @@ def harmless(value: Any) -> Any:
 def efficiencies(run: Run) -> dict[str, float]:
     return {
         trial.id: place.efficiency.median
-        for place in tabulate(run.trials).places
+        for place in run.table().places
         if place.efficiency is not None
         for trial in place.trials
     }
@@ -177,7 +177,7 @@ def scalars(place: Place) -> dict[str, float]:
 def write_tensorboard(run: Run, folder: Path) -> list[Path]:
     """One TensorBoard run per curve, nodes on the step axis."""
     curves: dict[str, list[Place]] = {}
-    for place in tabulate(run.trials).places:
+    for place in run.table().places:
         family = place.family
         parts = (family.device, family.model, family.engine, family.compression, place.fabric, f"batch{place.batch}")
         name = "_".join(safe(part) for part in parts)

@@ -10,7 +10,7 @@ from typing import Any
 from bench.explain import datapath, roofline
 from bench.report import diagnosis, verdict, whatif, words
 from bench.report.diagnosis import LINK_FULL, Diagnosis
-from bench.report.points import Place, tabulate
+from bench.report.points import Place
 from bench.report.runs import Run, find_trial, load
 from bench.trial import Trial
 from cluster.errors import UserError
@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
 
 def explain_run(run: Run, given: dict[str, Any] | None = None, gpu: str | None = None) -> dict[str, Any]:
     """The point the report's verdict is about."""
-    table = tabulate(run.trials)
+    table = run.table()
     judged = verdict.judge(run, table)
     report: dict[str, Any] = {"run": run.name, "verdict": judged.sentence, "missing": verdict.missing(run, table)}
     if judged.place is not None:
@@ -70,7 +70,7 @@ def explain_trial(
     report: dict[str, Any] = {"run": run.name}
     if trial.status == "failed":
         return report | explain_failed(trial)
-    place = next((p for p in tabulate(run.trials).places if any(t.id == trial.id for t in p.trials)), None)
+    place = next((p for p in run.table().places if any(t.id == trial.id for t in p.trials)), None)
     if place is None:
         raise UserError(f"TRIAL: {trial.id} carries no step time, so there is nothing to explain")
     return report | explain_place(place, {**run.capacities, **(given or {})}, gpu)

@@ -138,7 +138,7 @@ def step_stages(place: Place, capacities: dict[str, Any], limit: str) -> list[St
         if place.family.kind == "emulated":
             detail += ", emulated"
         out.append(Stage("accelerator", 1000 * images / parts.compute, source, detail))
-        if parts.straggler_wait > 0.01 * parts.compute:
+        if parts.straggler_wait > 0.05 * parts.compute:
             slow = parts.compute + parts.straggler_wait
             who = words.several(place.stragglers) if place.stragglers else "a node"
             detail = f"{who} needs {words.significant(slow)} ms and everybody waits"

@@ -101,7 +101,10 @@ def diagnose(place: Place) -> Diagnosis:
     lost = losses[worst]
     share = words.percent(lost / step)
     cpu = place.host_cpu
-    saturated = cpu is not None and cpu >= CPU_SATURATED and place.family.kind != "cpu"
+    # MPI ranks poll while they wait, so a busy CPU alone proves nothing: where the step did not change at twice the
+    # scale factor, that is with half the bytes to move, the host was not what held it up.
+    cleared = place.family.kind == "cpu" or place.converged is True
+    saturated = cpu is not None and cpu >= CPU_SATURATED and not cleared
     if sum(losses.values()) < LOSS_WORTH_NAMING * step:
         return Diagnosis(
             "compute",

@@ -16,7 +16,7 @@ import vl_convert
 from markupsafe import Markup
 
 from bench.report import diagnosis, plots, verdict, words
-from bench.report.points import Family, Place, Table, tabulate
+from bench.report.points import Family, Place, Table
 from bench.report.runs import Run
 
 MOST_ROWS = 500
@@ -68,7 +68,7 @@ class Report:
 
 
 def make(run: Run) -> Report:
-    table = tabulate(run.trials)
+    table = run.table()
     limits = {
         place.trials[0].id: "" if place.nodes == 1 and not place.breakdown else diagnosis.diagnose(place).label
         for place in table.places
@@ -171,7 +171,7 @@ def cards(report: Report) -> list[dict[str, Any]]:
     look = plots.look_for(report.table, place.family)
     found: dict[tuple[float, str], Place] = {}
     for other in report.table.of(place.family):
-        if other.batch == place.batch and other.nodes > 1:
+        if other.group == place.group and other.nodes > 1:
             key = (other.rate_gbps, other.fabric)
             if key not in found or other.nodes > found[key].nodes:
                 found[key] = other
@@ -260,6 +260,7 @@ def html(report: Report) -> str:
         "grey": plots.GREY,
         "cells": cells,
         "most_rows": MOST_ROWS,
+        "strong": table.strong,
         "most_counts": MOST_COUNTS,
     }
     script = asset("report.js")
@@ -286,6 +287,7 @@ def html(report: Report) -> str:
             failed=table.failed[:MOST_ROWS],
             failed_more=f"First {MOST_ROWS} of {len(table.failed)}." if len(table.failed) > MOST_ROWS else "",
             method=METHOD,
+            strong=table.strong,
             sources=sources(run),
             css=asset("report.css"),
             data=script_json(data),
@@ -305,6 +307,7 @@ def page_specs(table: Table) -> dict[str, Any]:
         subject="",
         caveat=" ",
         log_nodes=max(place.nodes for place in table.places) > 40,
+        strong=table.strong,
     )
     rows = alt.NamedData(name="rows")
     return {name: chart(rows, look).to_dict(validate=False) for name, chart in plots.CHARTS.items()}

@@ -38,6 +38,7 @@ COLUMNS = [
     "nodes",
     "gpus",
     "batch",
+    "group",
     "variant",
     "images_s",
     "images_low",
@@ -81,6 +82,7 @@ def row(place: Place, limit: str = "") -> Row:
         "nodes": place.nodes,
         "gpus": place.gpus,
         "batch": place.batch,
+        "group": place.group,
         "variant": place.family.variant,
         "images_s": short(place.ips.median),
         "images_low": short(place.ips.low),
@@ -145,6 +147,7 @@ class Look:
     width: int = 280
     height: int = 230
     log_nodes: bool = False
+    strong: bool = False
 
     def title(self, text: str) -> alt.TitleParams:
         lines = [line for line in (self.subject, self.caveat) if line]
@@ -169,7 +172,11 @@ class Colour:
 
 
 def nodes_axis(look: Look) -> alt.X:
-    scale = alt.Scale(type="log", base=2, nice=False, padding=14) if look.log_nodes else alt.Scale(zero=False, nice=False, padding=14)
+    scale = (
+        alt.Scale(type="log", base=2, nice=False, padding=14)
+        if look.log_nodes
+        else alt.Scale(zero=False, nice=False, padding=14)
+    )
     return alt.X("nodes:Q", title="nodes", scale=scale, axis=alt.Axis(format="d", tickMinStep=1, grid=False))
 
 
@@ -220,7 +227,7 @@ def legend(title: str | None = None) -> alt.Legend:
 
 
 def of_batch() -> alt.Facet:
-    return alt.Facet("panel:N", title=None, sort=alt.EncodingSortField("batch", op="min"), header=HEADER)
+    return alt.Facet("panel:N", title=None, sort=alt.EncodingSortField("group", op="min"), header=HEADER)
 
 
 def of_fabric(look: Look) -> alt.Facet:
@@ -345,8 +352,9 @@ def variants(data: Any, look: Look) -> Any:
 
 
 def facet(layers: Any, by: Any, look: Look, title: str) -> Any:
+    kind = "total batch" if look.strong else "batch"
     panels = layers.properties(width=look.width, height=look.height).facet(facet=by, columns=3)
-    return panels.transform_calculate(panel="'batch ' + datum.batch").properties(title=look.title(title))
+    return panels.transform_calculate(panel=f"'{kind} ' + datum.group").properties(title=look.title(title))
 
 
 CHARTS: dict[str, Callable[[Any, Look], Any]] = {
@@ -394,11 +402,12 @@ def look_for(table: Table, family: Family, constructed: bool = False) -> Look:
         subject=family.label,
         caveat=caveat(family, places, constructed),
         log_nodes=most > 40,
+        strong=table.strong,
     )
 
 
 def middle_batch(places: Sequence[Place]) -> int:
-    batches = sorted({place.batch for place in places})
+    batches = sorted({place.group for place in places})
     return batches[(len(batches) - 1) // 2]
 
 
@@ -414,7 +423,7 @@ def charts_for(
     for name, make in CHARTS.items():
         shown = [line for line in rows if wanted(name, line, family.variant)]
         if name in ONE_BATCH:
-            shown = [line for line in shown if line["batch"] == batch]
+            shown = [line for line in shown if line["group"] == batch]
         if name == "variants" and len({line["variant"] for line in shown}) < 2:
             continue
         if shown:

@@ -88,6 +88,8 @@ class Place:
     efficiency: Interval | None = None
     efficiency_gpu: float | None = None
     base: str = "one node"
+    # What stays the same along a curve: images per GPU, or in all where the plan scales strongly.
+    group: int = 0
     ideal: float | None = None
 
     @property
@@ -121,6 +123,7 @@ class Table:
     places: list[Place]
     failed: list[Trial]
     notes: list[str] = field(default_factory=list)
+    strong: bool = False
 
     @property
     def families(self) -> list[Family]:
@@ -176,7 +179,7 @@ def family_of(trial: Trial) -> Family:
     )
 
 
-def tabulate(trials: list[Trial]) -> Table:
+def tabulate(trials: list[Trial], strong: bool = False) -> Table:
     groups: dict[tuple[Family, str, float, int, int], list[Trial]] = defaultdict(list)
     unmeasured = 0
     for trial in trials:
@@ -205,10 +208,11 @@ def tabulate(trials: list[Trial]) -> Table:
                 breakdown=merge_breakdowns(members),
                 bus_gbps=merge(t.bus_bandwidth_gbps for t in members),
                 link_gbps=middle(t.link_gbps for t in members),
+                group=batch * nodes * family.gpus_per_node if strong else batch,
             )
         )
-    places.sort(key=lambda place: (place.family, place.rate_gbps, place.fabric, place.batch, place.nodes))
-    table = Table(places=places, failed=[trial for trial in trials if trial.status == "failed"])
+    places.sort(key=lambda place: (place.family, place.rate_gbps, place.fabric, place.group, place.nodes))
+    table = Table(places=places, failed=[trial for trial in trials if trial.status == "failed"], strong=strong)
     if unmeasured:
         table.notes.append(f"{unmeasured} trials say ok but carry no step time; they are left out")
     add_efficiency(table)
@@ -221,12 +225,12 @@ def add_efficiency(table: Table) -> None:
     one_gpu: dict[tuple[str, ...], Place] = {}
     for place in table.places:
         if place.nodes == 1:
-            ones[(place.family, place.batch)].append(place)
+            ones[(place.family, place.group)].append(place)
             if place.gpus == 1:
                 one_gpu[gpu_key(place)] = place
     estimated: set[str] = set()
     for place in table.places:
-        candidates = ones.get((place.family, place.batch), [])
+        candidates = ones.get((place.family, place.group), [])
         own = [one for one in candidates if one.fabric == place.fabric and one.rate_gbps == place.rate_gbps]
         base = merge(one.ips for one in own or candidates)
         if base is None and place.breakdown is not None and place.breakdown.compute > 0:

@@ -10,6 +10,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from bench import store
+from bench.report.points import Table, tabulate
 from bench.trial import SCHEMA_VERSION, Trial
 from cluster.errors import UserError
 
@@ -31,6 +33,9 @@ class Run:
     def ok(self) -> list[Trial]:
         return [trial for trial in self.trials if trial.status == "ok"]
 
+    def table(self) -> Table:
+        return tabulate(self.trials, strong=self.plan.get("scaling") == "strong")
+
     @property
     def failed(self) -> list[Trial]:
         return [trial for trial in self.trials if trial.status == "failed"]
@@ -42,12 +47,13 @@ def run_folders(results: Path) -> list[Path]:
     return [path.parent for path in sorted(files, key=lambda path: (path.stat().st_mtime, str(path)))]
 
 
-def find_run(text: str, results: Path = Path("results")) -> Path:
+def find_run(text: str, results: Path | None = None) -> Path:
     """The path a user meant by RUN: a run folder, a trials file, or `latest`."""
+    results = results or store.RESULTS
     if text == "latest":
         folders = run_folders(results)
         if not folders:
-            raise UserError(f"RUN: no run under {results}/ yet; start one with `make bench`, or name a run folder")
+            raise UserError(f"RUN: no run under {results.name}/ yet; start one with `make bench`, or name a run folder")
         return folders[-1]
     path = Path(text)
     if path.is_file():
@@ -59,7 +65,7 @@ def find_run(text: str, results: Path = Path("results")) -> Path:
     return path
 
 
-def load(text: str | Path, results: Path = Path("results")) -> Run:
+def load(text: str | Path, results: Path | None = None) -> Run:
     path = find_run(str(text), results)
     file = path if path.is_file() else path / TRIALS
     folder = file.parent
@@ -137,8 +143,9 @@ def read_trials(file: Path) -> tuple[list[Trial], list[str]]:
     return list(trials.values()), problems
 
 
-def find_trial(text: str, results: Path = Path("results")) -> tuple[Run, Trial] | None:
+def find_trial(text: str, results: Path | None = None) -> tuple[Run, Trial] | None:
     """The run and trial meant by `RUN/ID` or by a bare trial id, newest run first; None when text is no trial."""
+    results = results or store.RESULTS
     head, _, tail = text.rpartition("/")
     if not TRIAL_ID.fullmatch(tail) or Path(text).exists():
         return None
@@ -153,4 +160,6 @@ def find_trial(text: str, results: Path = Path("results")) -> tuple[Run, Trial] 
             raise UserError(f"TRIAL: {tail} fits {len(matches)} trials of {run.name}; give more digits")
         if matches:
             return run, matches[0]
-    raise UserError(f"TRIAL: no trial {tail} in {head or results}; ids are in trials.jsonl and in the report's table")
+    raise UserError(
+        f"TRIAL: no trial {tail} in {head or results.name}; ids are in trials.jsonl and in the report's table"
+    )

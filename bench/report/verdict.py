@@ -72,7 +72,7 @@ def headline(table: Table) -> Verdict:
     places = [place for place in table.of(family) if place.nodes > 1] if family else []
     if not places:
         if stray:
-            return wrong_nic_verdict(*stray[0])
+            return wrong_nic_verdict(*max(stray, key=lambda found: found[0].point.nodes))
         if family is not None:
             return one_node_verdict(family, table)
         if table.failed:
@@ -196,7 +196,7 @@ def network_options(place: Place, table: Table) -> list[Part]:
     same = [
         other
         for other in table.of(place.family)
-        if other.nodes == place.nodes and other.batch == place.batch and other.rate_gbps > place.rate_gbps
+        if other.nodes == place.nodes and other.group == place.group and other.rate_gbps > place.rate_gbps
     ]
     options: list[Part] = []
     for number, other in enumerate(sorted(same, key=lambda other: other.rate_gbps)[:2]):

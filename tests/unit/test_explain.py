@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from report_cases import RUNS, copy
 
+from bench import store
 from bench.cli import main
 from bench.explain import datapath, explain_run, roofline
 from bench.explain.datapath import Stage
@@ -105,7 +106,7 @@ def test_trial_is_found_by_id_in_its_run_and_in_results(tmp_path: Path, monkeypa
     trial = runs.load(RUNS / "straggler").trials[1]
     assert main(["explain", f"{RUNS / 'straggler'}/{trial.id}", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["trial"] == trial.id
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(store, "RESULTS", tmp_path / "results")
     copy("straggler", tmp_path / "results" / "local")
     assert main(["explain", trial.id[:8]]) == 0
     assert "two nodes" in capsys.readouterr().out

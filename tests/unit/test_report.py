@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from report_cases import ANSWERS, RUNS, copy
 
+from bench import store
 from bench.cli import main
 from bench.report import diagnosis, page, plots, runs, verdict, whatif, words
 from bench.report.points import tabulate
@@ -117,6 +118,13 @@ def test_busy_cpu_is_no_finding_where_the_cpu_is_the_device(tmp_path: Path) -> N
     assert judged(copy("compute-ib", tmp_path, on_cpu)).limit == "compute"
 
 
+def test_busy_cpu_is_no_finding_where_twice_the_scale_changed_nothing(tmp_path: Path) -> None:
+    def poll(trial: dict) -> None:
+        trial["host_cpu_percent"] = 99.5
+
+    assert judged(copy("untuned-collective", tmp_path, poll)).limit == "collective"
+
+
 def test_slow_link_is_told_from_a_slow_collective(tmp_path: Path) -> None:
     def half(trial: dict) -> None:
         if trial["link_gbps"]:
@@ -159,6 +167,27 @@ def test_efficiency_without_a_one_node_point_says_what_it_is_against(tmp_path: P
     for place, other in zip(table.places, (p for p in whole.places if p.nodes > 1), strict=True):
         assert place.efficiency is not None and other.efficiency is not None
         assert place.efficiency.median == pytest.approx(other.efficiency.median, rel=0.02)
+
+
+def test_strong_scaling_follows_the_total_batch(tmp_path: Path) -> None:
+    """512 images per step in all: each node count has another batch per GPU, and all are one curve."""
+
+    def shrink(trial: dict) -> None:
+        nodes = trial["point"]["nodes"]
+        trial["point"]["batch"] = 512 // nodes
+        for name, value in (("median", 100.0), ("low", 99.0), ("high", 101.0)):
+            trial["images_per_second"][name] = value * nodes**0.5
+
+    folder = copy("straggler", tmp_path, shrink)
+    plan = json.loads((folder / "plan.json").read_text())
+    (folder / "plan.json").write_text(json.dumps(plan | {"scaling": "strong"}))
+    table = runs.load(folder).table()
+    assert [place.group for place in table.places] == [512] * 4
+    for place in table.places:
+        assert place.efficiency is not None
+        assert place.efficiency.median == pytest.approx(place.nodes**-0.5)
+    chart = plots.charts_for(table, table.families[0])["throughput"].to_dict()
+    assert "total batch" in json.dumps(chart)
 
 
 def report(folder: Path, tmp_path: Path, *more: str) -> tuple[str, str]:
@@ -269,7 +298,7 @@ def test_what_is_not_a_run_is_one_line_and_exit_2(make, words_: str, tmp_path: P
 
 
 def test_latest_is_the_newest_run(tmp_path: Path, monkeypatch, capsys) -> None:
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(store, "RESULTS", tmp_path / "results")
     assert main(["report", "latest"]) == 2
     assert "no run under results/" in capsys.readouterr().err
     import os

@@ -37,7 +37,7 @@
     const chosen = current();
     const all = rowsOf[chosen.group];
     let rows = name === "variants" ? all : all.filter((row) => row.variant === chosen.variant && belongs[name](row));
-    if (page.one_batch.includes(name)) rows = rows.filter((row) => row.batch === Number(batch.value));
+    if (page.one_batch.includes(name)) rows = rows.filter((row) => row.group === Number(batch.value));
     const kept = drawn(rows);
     if (kept) rows = rows.filter((row) => kept.has(row.nodes));
     if (name === "variants" && new Set(rows.map((row) => row.variant)).size < 2) rows = [];
@@ -54,7 +54,7 @@
     return lines;
   }
 
-  const panelsOf = (rows, name) => new Set(rows.map((row) => (page.by_batch.includes(name) ? row.batch : row.fabric))).size;
+  const panelsOf = (rows, name) => new Set(rows.map((row) => (page.by_batch.includes(name) ? row.group : row.fabric))).size;
 
   function fit(spec, rows, name, width) {
     const panels = panelsOf(rows, name);
@@ -143,7 +143,7 @@
 
   function fillBatches() {
     const chosen = current();
-    const known = [...new Set(rowsOf[chosen.group].filter((r) => r.variant === chosen.variant).map((r) => r.batch))].sort((a, b) => a - b);
+    const known = [...new Set(rowsOf[chosen.group].filter((r) => r.variant === chosen.variant).map((r) => r.group))].sort((a, b) => a - b);
     const middle = known[Math.floor((known.length - 1) / 2)];
     batch.replaceChildren(...known.map((value) => new Option(String(value), String(value), false, value === middle)));
     batch.parentElement.hidden = known.length < 2;
