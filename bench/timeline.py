@@ -21,6 +21,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--op", default="ALLREDUCE", choices=COLLECTIVES, help="collective to count (default ALLREDUCE)"
     )
+    parser.add_argument("--compute-ms", type=float, metavar="MS", help="compute time of one step, from its trial")
     parser.add_argument(
         "--out", type=Path, metavar="FILE", help="also write the trace with a row that shows exposed time"
     )
@@ -29,10 +30,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 @dataclass
 class Occurrence:
-    """One tensor in one step, in microseconds."""
+    """One tensor in one step, in microseconds. Negotiation lasts from the first rank that has it to the last."""
 
-    tensor: int
-    submitted: float
+    first_ready: float
+    all_ready: float | None = None
     started: float | None = None
     ended: float | None = None
     ready: dict[str, float] = field(default_factory=dict)
@@ -42,20 +43,21 @@ class Occurrence:
 class Step:
     number: int
     tensors: int
-    backward_ms: float
+    period_ms: float | None
     comm_ms: float
     exposed_ms: float
     hidden_ms: float
     rank_spread_ms: float
     last_rank: str | None
-    start_us: float
-    backward_end_us: float
+    compute_end_us: float
     end_us: float
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.compute_ms is not None and not args.compute_ms > 0:
+        raise UserError(f"--compute-ms: {args.compute_ms:g} must be above 0")
     events = read(args.file)
-    steps = analyse(events, args.op)
+    steps = analyse(events, args.op, args.compute_ms)
     if not steps:
         raise UserError(
             f"FILE: {args.file} has no complete {args.op}; is it a Horovod timeline, and did a step finish?"
@@ -65,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
             args.out.write_text(json.dumps(annotated(events, steps)))
         except OSError as error:
             raise InfraError(f"--out: cannot write {args.out}: {error.strerror}") from error
-    summary = summarise(steps)
+    summary = summarise(steps) | {"lower_bound": args.compute_ms is None}
     if args.json:
         print(json.dumps({**summary, "steps": [asdict(step) for step in steps]}, indent=1))
     else:
@@ -106,65 +108,69 @@ def salvage(text: str) -> list[Any] | None:
     return None
 
 
-def analyse(events: list[dict[str, Any]], op: str = "ALLREDUCE") -> list[Step]:
+def analyse(events: list[dict[str, Any]], op: str = "ALLREDUCE", compute_ms: float | None = None) -> list[Step]:
     """A tensor takes part once per step, so its k-th collective belongs to step k."""
-    open_spans: dict[int, list[tuple[str, float]]] = defaultdict(list)
-    seen: dict[int, list[Occurrence]] = defaultdict(list)
+    open_spans: dict[int, list[str]] = defaultdict(list)
+    seen: dict[int, list[Occurrence]] = {}
     for event in events:
         pid, phase, moment = event.get("pid"), event.get("ph"), event.get("ts")
         if not isinstance(pid, int) or not isinstance(moment, int | float) or pid >= OUR_PID:
             continue
         name = str(event.get("name", ""))
         if phase == "B":
-            open_spans[pid].append((name, moment))
+            open_spans[pid].append(name)
             if name == f"NEGOTIATE_{op}":
-                seen[pid].append(Occurrence(pid, moment))
+                seen.setdefault(pid, []).append(Occurrence(moment))
             elif name == op:
-                # With its response cache warm Horovod can skip negotiation: the tensor then starts as it is submitted.
-                if not seen[pid] or seen[pid][-1].started is not None:
-                    seen[pid].append(Occurrence(pid, moment))
-                seen[pid][-1].started = moment
-        elif phase == "X" and name.isdigit() and seen[pid]:
+                found = seen.setdefault(pid, [])
+                if not found or found[-1].started is not None:
+                    found.append(Occurrence(moment))
+                found[-1].started = moment
+        elif phase == "X" and name.isdigit() and pid in seen:
             seen[pid][-1].ready[name] = moment
         elif phase == "E" and open_spans[pid]:
-            ended, _ = open_spans[pid].pop()
-            if ended == op and seen[pid]:
+            ended = open_spans[pid].pop()
+            if pid in seen and ended == op:
                 seen[pid][-1].ended = moment
+            elif pid in seen and ended == f"NEGOTIATE_{op}":
+                seen[pid][-1].all_ready = moment
     if not seen:
         return []
     # Tensors that appear rarely (a metric averaged once, a broadcast of state) are not part of the training step.
     usual = statistics.median(len(found) for found in seen.values())
     regular = [found for found in seen.values() if len(found) >= 0.5 * usual]
-    steps = []
+    steps: list[Step] = []
     for number in range(min(len(found) for found in regular)):
         members = [found[number] for found in regular]
         if all(member.started is not None and member.ended is not None for member in members):
-            steps.append(measure(number, members))
+            steps.append(measure(number, members, steps[-1].end_us if steps else None, compute_ms))
     return steps
 
 
-def measure(number: int, members: list[Occurrence]) -> Step:
+def measure(number: int, members: list[Occurrence], before_us: float | None, compute_ms: float | None) -> Step:
     spans = union([(m.started, m.ended) for m in members if m.started is not None and m.ended is not None])
-    ready = [max(m.ready.values()) if m.ready else m.submitted for m in members]
-    # This process submits a tensor as soon as backward has made it: the last one marks the end of its compute.
-    backward_end = max(m.submitted for m in members)
-    exposed = sum(max(0.0, end - max(start, backward_end)) for start, end in spans)
-    total = sum(end - start for start, end in spans)
-    last = members[max(range(len(members)), key=lambda i: ready[i])]
-    spread = max((max(m.ready.values()) - min(m.ready.values()) for m in members if m.ready), default=0.0)
-    start = min(m.submitted for m in members)
+    end = spans[-1][1]
+    last = max(members, key=lambda m: m.all_ready or m.first_ready)
+    if compute_ms is not None and before_us is not None:
+        # The next step starts when the last gradient of this one has arrived.
+        compute_end = min(before_us + 1000 * compute_ms, end)
+    else:
+        # Every rank had its last gradient by then. A background thread that is busy reducing notices late, so what
+        # follows is the least that was exposed.
+        compute_end = last.all_ready or last.first_ready
+    exposed = sum(max(0.0, stop - max(start, compute_end)) for start, stop in spans)
+    total = sum(stop - start for start, stop in spans)
     return Step(
         number=number,
         tensors=len(members),
-        backward_ms=(backward_end - start) / 1000,
+        period_ms=None if before_us is None else (end - before_us) / 1000,
         comm_ms=total / 1000,
         exposed_ms=exposed / 1000,
         hidden_ms=(total - exposed) / 1000,
-        rank_spread_ms=spread / 1000,
+        rank_spread_ms=((last.all_ready or last.first_ready) - last.first_ready) / 1000,
         last_rank=max(last.ready, key=lambda rank: last.ready[rank]) if last.ready else None,
-        start_us=start,
-        backward_end_us=backward_end,
-        end_us=max(end for _, end in spans),
+        compute_end_us=compute_end,
+        end_us=end,
     )
 
 
@@ -208,8 +214,8 @@ def annotated(events: list[dict[str, Any]], steps: list[Step]) -> list[dict[str,
                 "ph": "X",
                 "pid": OUR_PID,
                 "tid": 0,
-                "ts": step.backward_end_us,
-                "dur": max(0.0, step.end_us - step.backward_end_us),
+                "ts": step.compute_end_us,
+                "dur": max(0.0, step.end_us - step.compute_end_us),
                 "args": {"exposed_ms": step.exposed_ms, "hidden_ms": step.hidden_ms, "tensors": step.tensors},
             }
         )
@@ -217,21 +223,23 @@ def annotated(events: list[dict[str, Any]], steps: list[Step]) -> list[dict[str,
 
 
 def as_text(summary: dict[str, Any], steps: list[Step]) -> str:
-    lines = [
-        f"{'step':>6}{'backward ms':>13}{'comm ms':>10}{'hidden':>10}{'exposed':>10}{'rank spread':>13}  last rank"
-    ]
-    shown = steps if len(steps) <= 20 else steps[:20]
+    titles = ("step", "period ms", "comm ms", "hidden", "exposed", "rank spread")
+    lines = ["".join(f"{title:>13}" for title in titles) + "  last rank"]
+    shown = steps[:20]
     for step in shown:
-        lines.append(
-            f"{step.number:>6}{step.backward_ms:>13.1f}{step.comm_ms:>10.1f}{step.hidden_ms:>10.1f}{step.exposed_ms:>10.1f}"
-            f"{step.rank_spread_ms:>13.1f}  {step.last_rank or '-'}"
-        )
+        period = "-" if step.period_ms is None else f"{step.period_ms:.1f}"
+        values = (step.comm_ms, step.hidden_ms, step.exposed_ms, step.rank_spread_ms)
+        numbers = "".join(f"{value:>13.1f}" for value in values)
+        lines.append(f"{step.number:>13}{period:>13}{numbers}  {step.last_rank or '-'}")
     if len(steps) > len(shown):
         lines.append(f"   ... {len(steps) - len(shown)} more (--json lists all)")
     share = summary["exposed_ms"] / summary["comm_ms"] if summary["comm_ms"] else 0.0
+    least = "at least " if summary["lower_bound"] else ""
     lines.append(
-        f"Typical step: {summary['exposed_ms']:.1f} of {summary['comm_ms']:.1f} ms of communication is exposed "
-        f"({share:.0%}), over {summary['tensors']} tensors; "
-        f"{summary['exposed_total_ms']:.0f} ms over {summary['count']} steps."
+        f"Typical step: {least}{summary['exposed_ms']:.1f} of {summary['comm_ms']:.1f} ms of communication is exposed "
+        f"({share:.0%}), over {summary['tensors']} tensors; {least}{summary['exposed_total_ms']:.0f} ms over "
+        f"{summary['count']} steps."
     )
+    if summary["lower_bound"]:
+        lines.append("Horovod's file does not say when compute ended; with --compute-ms the figure is exact.")
     return "\n".join(lines)
