@@ -220,7 +220,7 @@ class Attempt:
             started,
         )
         inner = [*("python3", f"{worker}/supervise.py", job.run, ",".join(job.hosts)), *launch.argv(job)]
-        self.command = "sudo -u horovod -H " + shlex.join(inner)
+        self.command = "sudo -u horovod -H env -u SUDO_COMMAND " + shlex.join(inner)
         self.points = {point.id: point for point in one.points}
         self.main: dict[str, dict[str, Any]] = {}
 
@@ -266,9 +266,11 @@ class Attempt:
             if line is None:
                 return None
             log.write(line)
-            if not line.startswith("@bench "):
+            # horovodrun puts the rank in front of a line
+            _, mark, content = line.partition("@bench ")
+            if not mark:
                 continue
-            event = json.loads(line.removeprefix("@bench "))
+            event = json.loads(content)
             limit = SILENCE
             if event["event"] == "started":
                 self.sweep.spent["launch"] += (seconds := time.monotonic() - begin)

@@ -92,13 +92,17 @@ def cpu_times() -> tuple[float, float]:
     return sum(fields) - idle, sum(fields)
 
 
-def set_rate(engine: Any, trial: dict[str, Any]) -> None:
-    if trial["rate_mbit"] is not None and engine.local_rank == 0:
+def local_rank() -> int:
+    names = ("OMPI_COMM_WORLD_LOCAL_RANK", "HOROVOD_LOCAL_RANK", "LOCAL_RANK")
+    return int(next((os.environ[name] for name in names if name in os.environ), "0"))
+
+
+def set_rate(trial: dict[str, Any], rank: int) -> None:
+    if trial["rate_mbit"] is not None and rank == 0:
         burst = [] if trial["burst_ms"] is None else [str(trial["burst_ms"])]
         subprocess.run(
             ["sudo", "-n", "/usr/local/sbin/fabric-rate", "set", str(trial["rate_mbit"]), *burst], check=True
         )
-    engine.barrier()
 
 
 def run_steps(engine: Any, device: EmulatedDevice, count: int) -> list[tuple[float, float, float]]:
@@ -111,7 +115,8 @@ def slowest(engine: Any, steps: list[tuple[float, float, float]]) -> list[float]
 
 
 def run_trial(engine: Any, trial: dict[str, Any]) -> None:
-    set_rate(engine, trial)
+    set_rate(trial, engine.local_rank)
+    engine.barrier()
     device = EmulatedDevice(trial)
     started = time.perf_counter()
     seen: list[float] = []
@@ -161,6 +166,8 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     spec = json.loads(base64.b64decode(args.spec))
+    # Connections take the packet size that is in force when they are made, so the rate comes before them.
+    set_rate(spec["trials"][0], local_rank())
     engine = engines.make(args.engine)
     if engine.rank == 0:
         emit("started", size=engine.size)
