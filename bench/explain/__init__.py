@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from bench.explain import datapath, roofline
@@ -13,7 +14,7 @@ from bench.report.diagnosis import LINK_FULL, Diagnosis
 from bench.report.points import Place
 from bench.report.runs import Run, find_trial, load
 from bench.trial import Trial
-from cluster.errors import UserError
+from cluster.errors import InfraError, UserError
 
 COMMON_RATES = (1.0, 10.0, 25.0, 40.0, 100.0, 200.0, 400.0, 800.0)
 
@@ -30,6 +31,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="what a stage can do per node, e.g. storage=200MB/s or decode=180images/s",
     )
     parser.add_argument("--gpu", help="device for the roofline when the trial does not name one")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the roofline: a .png or .svg file")
     parser.add_argument("--json", action="store_true", help="print everything as JSON")
 
 
@@ -42,11 +44,26 @@ class Change:
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.plot is not None and args.plot.suffix not in (".png", ".svg"):
+        raise UserError(f"--plot: {args.plot.name} is neither .png nor .svg; name the file accordingly")
     given = dict(datapath.parse_capacity(text) for text in args.capacity)
     found = find_trial(args.target)
     report = explain_trial(*found, given, args.gpu) if found else explain_run(load(args.target), given, args.gpu)
+    if args.plot is not None:
+        draw(report.get("trial"), found[0] if found else load(args.target), args.gpu, args.plot)
     print(json.dumps(report, indent=2) if args.json else as_text(report))
     return 0
+
+
+def draw(trial: str | None, run: Run, gpu: str | None, path: Path) -> None:
+    place = next((place for place in run.table().places if place.trials[0].id == trial), None)
+    roof = roofline.roofline(place, gpu) if place is not None else None
+    if place is None or roof is None:
+        raise UserError(f"--plot: no roofline for this trial; name the device with --gpu ({', '.join(roofline.PEAKS)})")
+    try:
+        roofline.draw(roof, place, path)
+    except OSError as error:
+        raise InfraError(f"--plot: cannot write {path}: {error.strerror}") from error
 
 
 def explain_run(run: Run, given: dict[str, Any] | None = None, gpu: str | None = None) -> dict[str, Any]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
+from pathlib import Path
 
 from bench import devices, models
+from bench.report import words
 from bench.report.points import Place
 from cluster.errors import UserError
 
@@ -51,6 +53,36 @@ class Roofline:
     @property
     def share(self) -> float:
         return self.achieved_tflops / self.roof_tflops
+
+
+def draw(roof: Roofline, place: Place, path: Path) -> None:
+    """The roof, and the model under it, as one picture (PNG or SVG by the file's name)."""
+    import altair as alt
+
+    from bench.report import plots
+
+    ends = sorted({0.5, roof.ridge, max(4 * roof.ridge, 4 * roof.intensity)})
+    line = [{"x": x, "y": min(roof.peak_tflops, x * roof.memory_gbs / 1e3)} for x in ends]
+    at = {"x": roof.intensity, "y": roof.achieved_tflops, "roof": roof.roof_tflops}
+    label = f"{place.family.model_name}, batch {place.batch}: {words.percent(roof.share)} of the roof"
+    x = alt.X("x:Q", scale=alt.Scale(type="log"), title="FLOP per byte of memory traffic (estimated)")
+    y = alt.Y("y:Q", scale=alt.Scale(type="log"), title="TFLOP/s")
+    point = alt.Chart(alt.InlineData(values=[at]))
+    chart = alt.layer(
+        alt.Chart(alt.InlineData(values=line)).mark_line(color=plots.GREY, strokeWidth=2.5).encode(x=x, y=y),
+        point.mark_rule(strokeDash=[4, 3], color=plots.PALETTE[0]).encode(x=x, y=y, y2="roof:Q"),
+        point.mark_point(size=90, filled=True, opacity=1, color=plots.PALETTE[0]).encode(x=x, y=y),
+        point.mark_text(dy=18, fontSize=13, color=plots.PALETTE[0], text=label).encode(x=x, y=y),
+    ).properties(
+        width=520,
+        height=300,
+        title=alt.TitleParams(
+            f"Roofline on {roof.device}: {roof.peak_tflops:g} TFLOP/s {roof.note}, {roof.memory_gbs:g} GB/s",
+            subtitle=plots.caveat(place.family, [place]) or " ",
+            anchor="start",
+        ),
+    )
+    plots.save({path.stem: chart}, path.parent, [path.suffix.removeprefix(".")])
 
 
 def activations(model: models.Model) -> float:

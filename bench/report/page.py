@@ -136,7 +136,7 @@ def environment() -> jinja2.Environment:
         return name is not None and name.endswith(".html.j2")
 
     env = jinja2.Environment(loader=loader, autoescape=escape, undefined=jinja2.StrictUndefined)  # noqa: S701
-    env.filters.update(md=markdown, fence=fence, n=number, p=share)
+    env.filters.update(brief=words.brief, md=markdown, fence=fence, n=number, p=share)
     return env
 
 

@@ -109,7 +109,7 @@ def row(place: Place, limit: str = "") -> Row:
         "converged": place.converged is not False,
         "repeats": len(place.trials),
         "limit": limit,
-        "stragglers": ", ".join(place.stragglers),
+        "stragglers": words.several(place.stragglers, 5) if place.stragglers else "",
         "id": place.trials[0].id,
     }
 

@@ -238,7 +238,7 @@ def add_efficiency(table: Table) -> None:
             base = Interval(median=rate, low=rate, high=rate)
             place.base = "the compute time alone (no one-node point)"
             estimated.add(f"{place.family.label}, batch {place.batch}")
-        if base is None or base.low <= 0:
+        if base is None or min(base.low, base.median) <= 0:
             place.base = "nothing: no one-node point"
             continue
         place.ideal = place.nodes * base.median

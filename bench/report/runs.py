@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -125,6 +126,9 @@ def read_trials(file: Path) -> tuple[list[Trial], list[str]]:
             where = ".".join(str(part) for part in reason["loc"])
             bad.append((number, f"{where}: {reason['msg']}" if where else str(reason["msg"])))
             continue
+        if fault := implausible(trial):
+            bad.append((number, fault))
+            continue
         newer += trial.schema_version > SCHEMA_VERSION
         # A rerun appends: the later record of the same trial replaces the earlier one.
         trials.pop(trial.id, None)
@@ -134,13 +138,44 @@ def read_trials(file: Path) -> tuple[list[Trial], list[str]]:
         problems.append(f"the last line of {file.name} is cut off (the writer was stopped); it was left out")
     if bad:
         number, reason_text = bad[0]
-        problems.append(
-            f"{len(bad)} line{'s' * (len(bad) > 1)} of {file.name} are not trials and were left out; "
-            f"the first is line {number} ({reason_text[:160]})"
-        )
+        count = "1 line" if len(bad) == 1 else f"{len(bad)} lines"
+        kind = "is not a trial" if len(bad) == 1 else "are not trials"
+        problems.append(f"{count} of {file.name} {kind} and left out; the first is line {number} ({reason_text[:160]})")
     if newer:
         problems.append(f"{newer} trials are of a newer schema than {SCHEMA_VERSION}; update to read them fully")
     return list(trials.values()), problems
+
+
+def implausible(trial: Trial) -> str | None:
+    """The first value that no measurement can have; arithmetic on it would spoil the whole report."""
+    point = trial.point
+    for name, value in (
+        ("nodes", point.nodes),
+        ("gpus_per_node", point.gpus_per_node),
+        ("batch", point.batch),
+        ("rate_gbps", point.rate_gbps),
+    ):
+        if not 0 < value < 1e12:
+            return f"point.{name}: {value} is not possible"
+    wrong = next((value for value in numbers(trial.model_dump()) if not 0 <= value < 1e18), None)
+    if wrong is not None:
+        return f"a measured value of {wrong} is not possible"
+    if any(record.median <= 0 for record in (trial.step_ms, trial.images_per_second) if record is not None):
+        return "a step that takes no time or trains no image is not possible"
+    return None
+
+
+def numbers(value: Any) -> Iterator[float]:
+    """Every number in a record but its loss, which alone may be negative or lost to overflow."""
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            if name != "loss":
+                yield from numbers(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from numbers(inner)
+    elif isinstance(value, float):
+        yield value
 
 
 def find_trial(text: str, results: Path | None = None) -> tuple[Run, Trial] | None:

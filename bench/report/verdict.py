@@ -76,11 +76,12 @@ def headline(table: Table) -> Verdict:
         if family is not None:
             return one_node_verdict(family, table)
         if table.failed:
+            first = words.brief(table.failed[0].error or "no error text was recorded")
             return Verdict(
                 [
                     text("Nothing can be said yet: all "),
                     Part(f"{len(table.failed)}", "failed", len(table.failed), "measured"),
-                    text(f" trials failed. The first: {table.failed[0].error or 'no error text was recorded'}"),
+                    text(f" trials failed. The first: {first}"),
                 ],
                 "unknown",
             )

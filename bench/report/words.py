@@ -45,6 +45,10 @@ def fabric(name: str) -> str:
     return name
 
 
+def brief(text: str, most: int = 300) -> str:
+    return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
 def several(names: list[str], most: int = 3) -> str:
     """a, b and c; long lists end in a count."""
     if len(names) > most:

@@ -143,3 +143,13 @@ def test_roofline_of_an_unknown_gpu_lists_the_known(capsys) -> None:
     assert json.loads(capsys.readouterr().out)["roofline"]["device"] == "v100"
     assert main(["explain", str(RUNS / "compute-ib"), "--gpu", "abacus"]) == 2
     assert "p100" in capsys.readouterr().err
+
+
+def test_roofline_is_drawn_and_says_that_it_is_emulated(tmp_path: Path, capsys) -> None:
+    picture = tmp_path / "roof.svg"
+    assert main(["explain", str(RUNS / "network-1g"), "--plot", str(picture)]) == 0
+    text = picture.read_text()
+    assert "Roofline on p100" in text and "EMULATED P100" in text and "51% of the roof" in text
+    assert main(["explain", str(RUNS / "compute-ib"), "--plot", str(picture)]) == 2
+    assert "--gpu" in capsys.readouterr().err
+    assert main(["explain", str(RUNS / "compute-ib"), "--plot", "roof.pdf"]) == 2

@@ -242,6 +242,33 @@ def test_binary_garbage_is_survived(tmp_path: Path) -> None:
     assert "provenance.json is not a JSON object" in html
 
 
+@pytest.mark.parametrize(
+    ("where", "value"),
+    [
+        (("point", "nodes"), 0),
+        (("step_ms", "median"), float("nan")),
+        (("link_gbps",), -1.0),
+        (("step_ms", "high"), 1e300),
+    ],
+)
+def test_impossible_values_are_left_out_and_said(where: tuple[str, ...], value: float, tmp_path: Path) -> None:
+    def spoil(trial: dict) -> None:
+        if trial["point"]["nodes"] == 4:
+            part = trial if len(where) == 1 else trial[where[0]]
+            part[where[-1]] = value
+
+    folder = copy("straggler", tmp_path, spoil)
+    html, _ = report(folder, tmp_path)
+    assert "1 line of trials.jsonl" in html and "is not possible" in html
+    assert judged(folder).limit == "straggler"
+
+
+def test_endless_error_texts_do_not_fill_the_page(tmp_path: Path) -> None:
+    folder = copy("straggler", tmp_path, lambda t: t.update(status="failed", error="x" * 1_000_000))
+    html, text = report(folder, tmp_path)
+    assert len(html) < 2_000_000 and len(text) < 50_000
+
+
 def test_missing_fabric_and_files_are_said(tmp_path: Path) -> None:
     folder = copy("network-1g", tmp_path, lambda trial: trial["point"]["fabric"] != "ib")
     (folder / "provenance.json").unlink()
