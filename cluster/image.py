@@ -6,6 +6,7 @@ node   base plus every role's install half (image.yml)    key: base, roles, vers
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
@@ -13,7 +14,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from cluster import wheelhouse as wheelhouse
@@ -28,6 +30,7 @@ BASE_PACKAGES = (
 CA_ANCHORS = Path("/usr/local/share/ca-certificates")
 NODE_TOOL = ROOT / "terraform/local/node.py"
 BUILD_SUBNET = "10.76.255.0/24"
+WHEELHOUSE_ON_NODE = "/var/cache/wheelhouse"  # horovod_packages in roles/horovod
 
 
 def sudo() -> list[str]:
@@ -72,16 +75,33 @@ def ensure(state: State, cluster: Cluster, say: Callable[[str], None]) -> str:
     image = f"localhost/horovod-cluster-node:{release}-{node_key(release)}"
     if exists(state, image):
         return image
+    with one_at_a_time():
+        if exists(state, image):
+            return image
+        base = ensure_base(state, release, say)
+        log = state.log("image")
+        say("filling the wheelhouse")
+        wheels = wheelhouse.fill(log)
+        say("running the roles' install halves; Horovod is compiled unless its wheel is cached")
+        bake(state, cluster, base, image, wheels, log)
+    return image
+
+
+def ensure_base(state: State, release: str, say: Callable[[str], None]) -> str:
     base = f"localhost/horovod-cluster-base:{release}-{base_key(release)}"
-    log = state.log("image")
     if not exists(state, base):
         say(f"making a Debian {release} root filesystem")
-        make_base(state, release, base, log)
-    say("filling the wheelhouse")
-    wheels = wheelhouse.fill(log)
-    say("running the roles' install halves; Horovod is compiled unless its wheel is cached")
-    bake(state, cluster, base, image, wheels, log)
-    return image
+        make_base(state, release, base, state.log("image"))
+    return base
+
+
+@contextmanager
+def one_at_a_time() -> Iterator[None]:
+    """Environments share the cache and the builder's subnet: a second one waits, and then finds the image made."""
+    CACHE.mkdir(parents=True, exist_ok=True)
+    with (CACHE / "image.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def make_base(state: State, release: str, image: str, log: Path) -> None:
@@ -117,6 +137,8 @@ def bake(state: State, cluster: Cluster, base: str, image: str, wheels: Path, lo
     spec = {
         **{"cluster": name, "name": "builder", "addresses": {"management": address}, "ssh_port": 22},
         **{"image": base, "state_dir": str(state.dir)},
+        # Mounted, the packages need not be copied and do not end up in the image.
+        "mounts": {str(wheels): WHEELHOUSE_ON_NODE},
     }
     network = {"cluster": name, "name": f"{name}-management", "subnet": BUILD_SUBNET, "internal": False}
     cache = CACHE / "horovod"

@@ -87,6 +87,7 @@ def create_node(spec: dict[str, Any]) -> None:
         *("--systemd=always", "--cap-add=NET_ADMIN,SYS_ADMIN", "--device=/dev/fuse", "--shm-size=1g"),
         "--restart=unless-stopped",
         *networks,
+        *(f"--volume={source}:{target}:ro" for source, target in spec.get("mounts", {}).items()),
         spec["image"],
         "/sbin/init",
     )
