@@ -22,12 +22,12 @@ def ssh(contract: Contract, node: str, command: str) -> list[str]:
 
 def worker_archive() -> tuple[str, bytes]:
     """The worker's files as a tar, and a name made of their content."""
-    files = sorted(path for path in WORKER.glob("*.py"))
+    files = [WORKER.parent / "__init__.py", *sorted(WORKER.glob("*.py"))]
     digest = hashlib.sha256(b"".join(path.name.encode() + path.read_bytes() for path in files)).hexdigest()[:12]
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as tar:
         for path in files:
-            tar.add(path, arcname=path.name, filter=_plain)
+            tar.add(path, arcname=str(path.relative_to(WORKER.parent.parent)), filter=_plain)
     return digest, buffer.getvalue()
 
 
@@ -39,7 +39,7 @@ def _plain(info: tarfile.TarInfo) -> tarfile.TarInfo:
 
 
 def install_worker(contract: Contract, nodes: list[str]) -> str:
-    """Copy the worker to the nodes, all at once; return its folder there."""
+    """Copy the worker to the nodes, all at once; return the folder of its files there."""
     digest, archive = worker_archive()
     folder = f"/opt/bench-worker/{digest}"
     command = f"sudo mkdir -p {folder} && sudo tar -x -C {folder}"
@@ -57,7 +57,7 @@ def install_worker(contract: Contract, nodes: list[str]) -> str:
             raise InfraError(f"node {node} does not answer; run `make doctor`") from None
         if process.returncode:
             raise InfraError(f"node {node}: cannot copy the worker: {problem.decode().strip()}; run `make doctor`")
-    return folder
+    return f"{folder}/bench/worker"
 
 
 def silent(contract: Contract, nodes: list[str]) -> list[str]:

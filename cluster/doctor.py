@@ -12,6 +12,7 @@ from rich.console import Console
 from cluster import config, lifecycle
 from cluster.errors import InfraError, UserError
 from cluster.state import State, terraform_binary, terraform_version
+from cluster.terraform import read_output
 
 TOOLS = {"podman": "podman", "runc": "runc", "mmdebstrap": "mmdebstrap", "ssh": "openssh-client", "nft": "nftables"}
 DISK_GB = 12
@@ -39,7 +40,7 @@ def checks(env: str) -> list[dict[str, str | bool]]:
     add("disk", free > DISK_GB, f"{free:.0f} GB free", f"free {DISK_GB} GB")
     if state.tfstate.exists():
         try:
-            contract = lifecycle.read_output(state)
+            contract = read_output(state)
             real = lifecycle.real_states(state, cluster)
             answers = lifecycle.ping(state)
             for name, _ in contract.ordered():

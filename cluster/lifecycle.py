@@ -15,12 +15,12 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from cluster import config, image
+from cluster import config, image, wheelhouse
 from cluster.config import ROOT, Cluster
 from cluster.contract import Contract
 from cluster.errors import InfraError, UserError
 from cluster.process import end_leftovers, run_logged
-from cluster.state import State
+from cluster.state import CACHE, State
 from cluster.terraform import Root, read_output
 
 console = Console(highlight=False, soft_wrap=True)
@@ -55,7 +55,7 @@ def real_states(state: State, cluster: Cluster) -> dict[str, dict[str, Any]]:
 
 
 def playbook(state: State, name: str, **values: object) -> str:
-    argv = ["ansible-playbook", "-i", ROOT / "inventories" / state.env, ROOT / "ansible" / name]
+    argv: list[str | Path] = ["ansible-playbook", "-i", ROOT / "inventories" / state.env, ROOT / "ansible" / name]
     return run_logged(
         [*argv, "-e", json.dumps(values)], state.log("ansible"), state.environment(), f"ansible/{name}", cwd=ROOT
     )
@@ -86,8 +86,8 @@ def deploy(env: str, nodes: int | None, as_json: bool) -> None:
         with phase("ansible: configure"):
             values = {
                 "image_key": image.node_key(cluster.os_release),
-                "wheelhouse": str(image.wheelhouse.folder()),
-                "horovod_wheel_cache": str(image.CACHE / "horovod"),
+                "wheelhouse": str(wheelhouse.folder()),
+                "horovod_wheel_cache": str(CACHE / "horovod"),
             }
             changed = count_changes(playbook(state, "site.yml", **values))
             say(f"ansible changed {changed} things")

@@ -35,7 +35,7 @@ def fill(log: Path) -> Path:
     if done.exists():
         return target
     target.mkdir(parents=True, exist_ok=True)
-    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--dest", target]
+    pip: list[str | Path] = [sys.executable, "-m", "pip", "download", "--quiet", "--dest", target]
     locked = [*pip, "--require-hashes", "--only-binary=:all:", "--requirement", LOCK]
     pinned = versions()
     try:

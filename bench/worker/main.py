@@ -18,13 +18,14 @@ import time
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent))
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
 # With the launcher gone nobody would end us.
 ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 
-import engines  # noqa: E402
-import statistics_of_steps as statistics  # noqa: E402
-import torch  # noqa: E402
+from bench.worker import engines  # noqa: E402
+from bench.worker import statistics_of_steps as statistics  # noqa: E402
 
 CHUNK = 3
 FORWARD_SHARE = 1 / 3

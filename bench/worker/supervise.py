@@ -31,11 +31,15 @@ def main() -> int:
     def watch() -> None:
         while sys.stdin.buffer.read(1):
             pass
+        stop()
+
+    threading.Thread(target=watch, daemon=True).start()
+
+    def stop(*_: object) -> None:
         end()
         os._exit(143)
 
-    threading.Thread(target=watch, daemon=True).start()
-    signal.signal(signal.SIGTERM, lambda *_: (end(), os._exit(143)))
+    signal.signal(signal.SIGTERM, stop)
     return child.wait()
 
 

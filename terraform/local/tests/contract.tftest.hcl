@@ -1,0 +1,61 @@
+# Plans only: what would be created, without creating it.
+variables {
+  cluster_file = "tests/cluster.yml"
+  image        = "localhost/none"
+  state_dir    = "/nonexistent"
+}
+
+run "one_head_and_workers" {
+  command = plan
+
+  assert {
+    condition     = length(terraform_data.node) == 3
+    error_message = "three nodes were asked for, ${length(terraform_data.node)} are planned"
+  }
+  assert {
+    condition     = [for name, node in output.cluster.nodes : name if node.role == "head"] == ["head"]
+    error_message = "there must be exactly one head"
+  }
+  assert {
+    condition     = output.cluster.nodes["w2"].management_address == "10.79.0.12" && output.cluster.nodes["w2"].fabric_addresses["1g"] == "10.79.1.12"
+    error_message = "addresses are counted from .10 in each network"
+  }
+}
+
+run "count_is_overridden" {
+  command = plan
+  variables {
+    nodes = 12
+  }
+
+  assert {
+    condition     = output.cluster.nodes["w11"].index == 11
+    error_message = "nodes = 12 must give w11"
+  }
+}
+
+run "fabric_is_internal_and_management_is_not" {
+  command = plan
+
+  assert {
+    condition     = terraform_data.network["fabric"].input.internal && !terraform_data.network["management"].input.internal
+    error_message = "only the fabric is cut off"
+  }
+}
+
+run "contract_has_every_fabric" {
+  command = plan
+
+  assert {
+    condition     = keys(output.cluster.fabrics) == ["10g", "1g"] && output.cluster.fabrics["10g"].rate_gbps == 10
+    error_message = "each fabric of cluster.yml belongs into the contract"
+  }
+}
+
+run "too_many_nodes_are_refused" {
+  command = plan
+  variables {
+    nodes = 300
+  }
+  expect_failures = [var.nodes]
+}

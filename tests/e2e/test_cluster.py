@@ -1,0 +1,295 @@
+"""One cluster from nothing to a measured sweep and away again, as a user would do it: by make's own commands.
+
+The tests of this file build on each other and run in order; the cluster is removed at the end whatever happened.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+BIN = ROOT / ".venv/bin"
+ENV = "e2e"
+OTHER = "e2eb"
+pytestmark = pytest.mark.timeout(1500)
+
+
+def make_env(name: str, second: int, nodes: int) -> Path:
+    """A copy of inventories/local under another name and with other subnets."""
+    folder = ROOT / "inventories" / name
+    shutil.copytree(ROOT / "inventories/local", folder, symlinks=True)
+    path = folder / "group_vars/all/cluster.yml"
+    content = yaml.safe_load(path.read_text())
+    content["cluster"] |= {
+        "name": name,
+        "nodes": nodes,
+        "networks": {"management": f"10.{second}.0.0/24", "fabric": f"10.{second}.1.0/24"},
+        "admin_cidrs": [f"10.{second}.0.1/32"],
+    }
+    path.write_text(yaml.safe_dump(content))
+    return folder
+
+
+def run(*argv: str | Path, ok: bool = True, timeout: int = 1200) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run([str(word) for word in argv], cwd=ROOT, capture_output=True, text=True, timeout=timeout)
+    if ok:
+        assert done.returncode == 0, f"{argv}\n{done.stdout}\n{done.stderr}"
+    return done
+
+
+def cluster(*words: str, env: str = ENV, ok: bool = True) -> subprocess.CompletedProcess[str]:
+    return run(BIN / "cluster", "--env", env, *words, ok=ok)
+
+
+def podman(*words: str) -> str:
+    return run("podman", *words, ok=False).stdout.strip()
+
+
+def leftovers(name: str) -> list[str]:
+    """Whatever of an environment is still there: containers, networks, state, processes."""
+    found = podman("ps", "-a", "--format={{.Names}}", f"--filter=label=horovod-cluster={name}").split()
+    found += podman("network", "ls", "-q", f"--filter=label=horovod-cluster={name}").split()
+    found += [str(path) for path in (ROOT / ".state").glob(f"{name}*")]
+    marker = f"HOROVOD_CLUSTER_STATE={ROOT / '.state' / name}".encode()
+    for entry in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            if marker in entry.read_bytes().split(b"\0"):
+                found.append(f"process {entry.parent.name}")
+        except OSError:
+            continue
+    return found
+
+
+@pytest.fixture(scope="module", autouse=True)
+def environments():
+    def remove() -> None:
+        for name in (ENV, OTHER):
+            if (ROOT / "inventories" / name).exists():
+                cluster("destroy", env=name, ok=False)
+                shutil.rmtree(ROOT / "inventories" / name)
+        shutil.rmtree(ROOT / "results" / ENV, ignore_errors=True)
+
+    remove()
+    make_env(ENV, 81, 3)
+    make_env(OTHER, 82, 1)
+    yield
+    remove()
+
+
+def contract(env: str = ENV) -> dict:
+    return json.loads(run(ROOT / f"inventories/{env}/terraform.py").stdout)
+
+
+def uptimes() -> dict[str, int]:
+    return {row["node"]: row["uptime_s"] for row in json.loads(cluster("status", "--json", ok=False).stdout)}
+
+
+def test_bad_count_changes_nothing():
+    done = cluster("deploy", "--nodes", "300", ok=False)
+    assert done.returncode == 2
+    assert "cluster.nodes" in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert leftovers(ENV) == []
+
+
+@pytest.mark.parametrize("phase", ["image", "terraform:", "ansible:"])
+def test_destroy_after_a_deploy_that_was_killed(phase):
+    process = subprocess.Popen(
+        [BIN / "cluster", "--env", ENV, "deploy", "--nodes", "2"],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+    )
+    for line in process.stdout:
+        if phase in line:
+            break
+    time.sleep(0.7)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    cluster("destroy")
+    cluster("destroy")
+    assert leftovers(ENV) == []
+
+
+def test_deploy_gives_validated_nodes():
+    result = json.loads(cluster("deploy", "--json").stdout.partition("{")[2].join(["{", ""]))
+    assert result["ok"]
+    assert len(result["ring"]) == 3
+    assert result["mpi"].startswith("3 ranks")
+
+
+def test_second_deploy_changes_nothing():
+    text = cluster("deploy").stdout
+    assert "ansible changed 0 things" in text
+    log = (ROOT / f".state/{ENV}/logs/terraform.log").read_text()
+    assert "0 added, 0 changed, 0 destroyed" in log.rpartition("$ terraform apply")[2]
+
+
+def test_keys_are_private_and_not_logged():
+    state = ROOT / ".state" / ENV
+    for key in ("id_ed25519", "mesh_ed25519"):
+        assert (state / key).stat().st_mode & 0o077 == 0
+        secret = (state / key).read_text().splitlines()[1]
+        for log in (state / "logs").iterdir():
+            assert secret not in log.read_text()
+
+
+def reachable(address: str, port: int, within: str | None = None) -> bool:
+    """Whether a TCP connection opens, from here or from inside a container."""
+    if within:
+        code = f"import socket; socket.create_connection(('{address}', {port}), 2)"
+        return run("podman", "exec", within, "python3", "-c", code, ok=False).returncode == 0
+    try:
+        socket.create_connection((address, port), 2).close()
+    except OSError:
+        return False
+    return True
+
+
+def test_only_allowed_ports_answer():
+    listener = "import socket; s = socket.create_server(('', 20123)); s.settimeout(60); s.accept(); s.accept()"
+    subprocess.run(["podman", "exec", "-d", f"{ENV}-w1", "python3", "-c", listener], check=True)
+    time.sleep(1)
+    w1 = contract()["_meta"]["hostvars"]["w1"]
+    assert reachable(w1["ansible_host"], 22)
+    assert not reachable(w1["ansible_host"], 20123)
+    assert not reachable(w1["node_fabric_addresses"]["1g"], 20123)
+    assert not reachable(w1["ansible_host"], 20123, within=f"{ENV}-head")
+    assert reachable(w1["node_fabric_addresses"]["1g"], 20123, within=f"{ENV}-head")
+
+
+def test_two_environments_do_not_touch_each_other():
+    before = uptimes()
+    cluster("deploy", env=OTHER)
+    other = contract(OTHER)["_meta"]["hostvars"]["head"]
+    mine = contract()["_meta"]["hostvars"]["head"]
+    assert not reachable(mine["ansible_host"], 22, within=f"{OTHER}-head")
+    assert reachable(other["ansible_host"], 22)
+    cluster("destroy", env=OTHER)
+    assert leftovers(OTHER) == []
+    after = uptimes()
+    assert all(after[node] >= before[node] for node in before)
+
+
+def test_node_gone_is_seen_and_repaired():
+    podman("stop", "-t", "0", f"{ENV}-w1")
+    podman("rm", "-f", "-t", "0", f"{ENV}-w2")
+    done = cluster("status", "--json", ok=False)
+    states = {row["node"]: row["state"] for row in json.loads(done.stdout)}
+    assert done.returncode == 1
+    assert states["w2"] == "missing"
+    assert states["w1"] != "running"
+    report = json.loads(cluster("doctor", "--json", ok=False).stdout)
+    assert not report["ok"]
+    assert {"node w1", "node w2"} <= {failure["name"] for failure in report["failures"]}
+    head = uptimes()["head"]
+    cluster("deploy")
+    assert cluster("status", ok=False).returncode == 0
+    assert uptimes()["head"] >= head
+
+
+def test_scale_touches_only_the_difference():
+    before = uptimes()
+    cluster("scale", "--nodes", "4")
+    assert set(uptimes()) == {"head", "w1", "w2", "w3"}
+    cluster("scale", "--nodes", "3")
+    after = uptimes()
+    assert set(after) == {"head", "w1", "w2"}
+    assert all(after[node] >= before[node] for node in after)
+
+
+def write_plan(tmp_path: Path, **changes: object) -> Path:
+    path = tmp_path / "e2e.yml"
+    values = {"nodes": [1, 3], "batches": [32], "fabrics": ["1g"], "engines": ["ddp"], "seconds": 15, **changes}
+    path.write_text(yaml.safe_dump(values))
+    return path
+
+
+def trials() -> list[dict]:
+    return [json.loads(line) for line in (ROOT / f"results/{ENV}/e2e/trials.jsonl").read_text().splitlines()]
+
+
+def test_sweep_measures_what_physics_allows(tmp_path):
+    run(BIN / "bench", "sweep", "--env", ENV, "--plan", write_plan(tmp_path))
+    one, three = trials()
+    assert one["kind"] == three["kind"] == "emulated"
+    assert one["step_ms"]["median"] == pytest.approx(one["emulation"]["compute_ms"], rel=0.1)
+    validation = json.loads((ROOT / f".state/{ENV}/validation.json").read_text())
+    goodput = min(row["gbps"] for row in validation["ring"])
+    ring_ms = 2 * 2 / 3 * 102228128 * 8 / (goodput * 1e9) * 1e3
+    # A network-bound step is the ring, plus the forward pass that nothing can hide behind.
+    floor = ring_ms + one["emulation"]["compute_ms"] / 3
+    assert 0.95 * ring_ms <= three["step_ms"]["median"] <= 1.15 * floor * 1.1
+    assert three["images_per_second"]["median"] < 3 * one["images_per_second"]["median"]
+
+
+def test_sweep_again_skips_what_is_there(tmp_path):
+    before = trials()
+    text = run(BIN / "bench", "sweep", "--env", ENV, "--plan", write_plan(tmp_path)).stdout
+    assert "2 of 2 trials are already there" in text
+    assert trials() == before
+
+
+def ranks_left() -> str:
+    return "".join(
+        podman("exec", f"{ENV}-{node}", "pgrep", "-f", "bench/worker/main.py") for node in ("head", "w1", "w2")
+    )
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_stopped_sweep_leaves_no_rank(tmp_path, number):
+    plan = write_plan(tmp_path, nodes=[3], batches=[64])
+    process = subprocess.Popen(
+        [BIN / "bench", "sweep", "--env", ENV, "--plan", plan, "--run", "stopped"], cwd=ROOT, stdout=subprocess.DEVNULL
+    )
+    deadline = time.monotonic() + 60
+    while not ranks_left() and time.monotonic() < deadline:
+        time.sleep(0.5)
+    assert ranks_left(), "the sweep never started a rank"
+    process.send_signal(number)
+    process.wait(timeout=60)
+    deadline = time.monotonic() + 60
+    while ranks_left() and time.monotonic() < deadline:
+        time.sleep(1)
+    assert ranks_left() == ""
+
+
+def test_lost_node_is_named_and_rerun_completes(tmp_path):
+    plan = write_plan(tmp_path, nodes=[2, 3], batches=[96])
+    command = [BIN / "bench", "sweep", "--env", ENV, "--plan", plan, "--run", "lost"]
+    podman("stop", "-t", "0", f"{ENV}-w2")
+    done = run(*command, ok=False)
+    assert done.returncode == 1
+    found = {}
+    for line in (ROOT / f"results/{ENV}/lost/trials.jsonl").read_text().splitlines():
+        trial = json.loads(line)
+        found[trial["point"]["nodes"]] = trial
+    assert found[2]["status"] == "ok"
+    assert found[3]["error_node"] == "w2"
+    cluster("deploy")
+    run(*command)
+
+
+def test_report_of_the_sweep():
+    done = run(BIN / "bench", "report", ROOT / f"results/{ENV}/e2e")
+    page = (ROOT / f"results/{ENV}/e2e/report.html").read_text()
+    assert "emulated" in page.lower()
+    assert done.returncode == 0
+
+
+def test_destroy_leaves_nothing():
+    cluster("destroy")
+    cluster("destroy")
+    assert leftovers(ENV) == []
+    assert not any(link.startswith("e2e") for link in os.listdir("/sys/class/net"))  # noqa: PTH208

@@ -1,0 +1,69 @@
+"""Terraform's output to Ansible's inventory, and what happens when the output is not the contract."""
+
+import copy
+import importlib.util
+
+import pytest
+
+from cluster import contract
+from cluster.config import ROOT
+from cluster.errors import InfraError
+
+spec = importlib.util.spec_from_file_location("inventory", ROOT / "inventories/terraform.py")
+inventory = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(inventory)
+
+
+def node(index: int, role: str) -> dict:
+    return {
+        "index": index,
+        "role": role,
+        "management_address": f"10.9.0.{10 + index}",
+        "fabric_addresses": {"1g": f"10.9.1.{10 + index}"},
+        "gpus": 0,
+        "gpu_model": "none",
+    }
+
+
+OUTPUT = {
+    "name": "try",
+    "provider": "local",
+    "ssh": {"user": "ops", "key": "/k", "known_hosts": "/h", "jump_host": None},
+    "nodes": {"head": node(0, "head"), **{f"w{i}": node(i, "worker") for i in range(1, 12)}},
+    "fabrics": {
+        "1g": {"interface": "fabric0", "subnet": "10.9.1.0/24", "rate_gbps": 1, "transport": "tcp", "shaped": True}
+    },
+    "active_fabric": "1g",
+    "storage": {"backend": "none", "server": "head", "path": "/shared"},
+}
+
+
+def test_hosts_come_in_the_order_of_their_numbers():
+    hosts = inventory.inventory(contract.parse(OUTPUT))["cluster"]["hosts"]
+    assert hosts == ["head", *(f"w{i}" for i in range(1, 12))]
+
+
+def test_groups_and_strict_host_keys():
+    made = inventory.inventory(contract.parse(OUTPUT))
+    assert made["head"]["hosts"] == ["head"]
+    assert "head" not in made["workers"]["hosts"]
+    assert "StrictHostKeyChecking=yes" in made["cluster"]["vars"]["ansible_ssh_common_args"]
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "named"),
+    [
+        (["fabrics", "1g", "rate_gbps"], "fast", "cluster.fabrics.1g.rate_gbps"),
+        (["nodes", "w1", "role"], "king", "cluster.nodes.w1.role"),
+        (["ssh"], None, "cluster.ssh"),
+        (["nodes", "w1", "role"], "head", "one head"),
+    ],
+)
+def test_wrong_output_is_named(path, value, named):
+    broken = copy.deepcopy(OUTPUT)
+    place = broken
+    for key in path[:-1]:
+        place = place[key]
+    place[path[-1]] = value
+    with pytest.raises(InfraError, match=named):
+        contract.parse(broken)

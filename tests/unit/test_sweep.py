@@ -1,0 +1,225 @@
+"""Planning, launching, measuring and keeping trials, without a cluster."""
+
+import json
+import random
+
+import pytest
+import yaml
+from test_inventory import OUTPUT
+
+from bench import launch, plan, record, scale, store
+from bench.trial import Trial
+from bench.worker import statistics_of_steps as statistics
+from cluster import contract
+from cluster.errors import InfraError, UserError
+
+CLUSTER = contract.parse(OUTPUT)
+
+
+def load(tmp_path, **changes):
+    path = tmp_path / "plan.yml"
+    path.write_text(yaml.safe_dump({"nodes": [1, 2], "batches": [32], "fabrics": ["1g"], **changes}))
+    wanted = plan.load(str(path))
+    plan.check(wanted, CLUSTER, available=10, gpus=0)
+    return wanted
+
+
+def test_shipped_plans_are_valid_and_full_has_ninety_points():
+    assert {"quick", "full", "published-lowbandwidth"} <= set(plan.names())
+    points = [point for one in plan.unfold(plan.load("full"), None) for point in one.points]
+    assert len(points) == len({point.id for point in points}) == 90
+
+
+def test_one_launch_serves_all_batches(tmp_path):
+    launches = list(plan.unfold(load(tmp_path, batches=[32, 64, 96]), CLUSTER))
+    assert [(one.nodes, len(one.points)) for one in launches] == [(1, 3), (2, 3)]
+
+
+def test_strong_scaling_shares_the_batch(tmp_path):
+    launches = list(plan.unfold(load(tmp_path, batches=[64], scaling="strong"), CLUSTER))
+    assert [one.points[0].batch for one in launches] == [64, 32]
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"batches": [-1]}, "plan.batches"),
+        ({"batches": []}, "plan.batches"),
+        ({"nodes": [11]}, "plan.nodes"),
+        ({"nodes": [2, 2]}, "plan.nodes"),
+        ({"fabrics": ["40g"]}, "plan.fabrics"),
+        ({"models": ["gpt"]}, "gpt"),
+        ({"device": "emulated:abacus"}, "abacus"),
+        ({"device": "tpu"}, "plan.device"),
+        ({"device": "cuda"}, "plan.device"),
+        ({"engines": ["smoke"]}, "plan.engines"),
+        ({"speed": 9}, "plan.speed"),
+    ],
+)
+def test_bad_plan_is_named_in_one_line(tmp_path, changes, named):
+    with pytest.raises(UserError) as caught:
+        load(tmp_path, **changes)
+    assert named in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+JOB = launch.Job(
+    run="r1",
+    engine="horovod-mpi",
+    hosts=("head", "w1", "w2"),
+    slots=2,
+    subnet="10.9.1.0/24",
+    interface="fabric0",
+    worker="/w/main.py",
+    spec="e30=",
+    scale=4,
+)
+
+
+def test_mpirun_carries_the_reference_flags():
+    argv = launch.argv(JOB)
+    text = " ".join(argv)
+    assert text.startswith("mpirun -np 6 -H head:2,w1:2,w2:2 -bind-to none -map-by slot")
+    assert "-mca btl_tcp_if_include 10.9.1.0/24" in text
+    assert f"-x HOROVOD_FUSION_THRESHOLD={(128 << 20) // 4}" in text
+    assert argv[-8:] == [
+        "/opt/horovod/bin/python",
+        "/w/main.py",
+        "--engine",
+        "horovod-mpi",
+        "--spec",
+        "e30=",
+        "--run",
+        "r1",
+    ]
+
+
+def test_nccl_speaks_up_on_cuda():
+    from dataclasses import replace
+
+    assert "NCCL_DEBUG=INFO" in " ".join(launch.argv(replace(JOB, cuda=True)))
+    assert "NCCL_DEBUG" not in " ".join(launch.argv(JOB))
+
+
+def test_horovodrun_uses_gloo_on_the_fabric():
+    from dataclasses import replace
+
+    text = " ".join(launch.argv(replace(JOB, engine="horovod-gloo")))
+    assert "horovodrun --gloo -np 6 -H head:2,w1:2,w2:2 --network-interfaces fabric0" in text
+
+
+def test_median_interval_covers_as_often_as_it_says():
+    generator = random.Random(1)
+    hits = 0
+    for _ in range(2000):
+        low, high = statistics.median_interval([generator.gauss(10, 1) for _ in range(15)])
+        hits += low <= 10 <= high
+    assert 0.94 <= hits / 2000 <= 0.985
+
+
+def test_few_values_give_no_certainty():
+    assert statistics.half_width([1.0] * 5) == float("inf")
+    assert statistics.half_width([1.0] * 6) == 0
+
+
+def test_settles_only_when_the_steps_stop_changing():
+    assert not statistics.settled([5, 4, 3, 2, 1.5, 1.2])
+    assert statistics.settled([5, 1, 1, 1.01, 1, 1.02, 1.01])
+
+
+def test_scale_factor_grows_with_traffic_and_has_bounds():
+    assert scale.factor(1, 1) == scale.SMALLEST
+    assert scale.factor(8, 1) > scale.factor(4, 1)
+    assert scale.factor(10, 100) == scale.LARGEST
+
+
+def rank(node, seconds, sent, compute=0.2):
+    return {"node": node, "local": 0, "steps": [[seconds, compute, seconds - 0.1]] * 8, "sent": sent}
+
+
+def point_of(nodes=2):
+    return next(p for one in plan.unfold(plan.load("quick"), None) for p in one.points if p.nodes == nodes)
+
+
+def report(nodes, nic="fabric0", share=1.0):
+    point = point_of(len(nodes))
+    sent = record.ring_bytes(point, 4) * record.WIRE_OVERHEAD * share
+    other = "mgmt0" if nic == "fabric0" else "fabric0"
+    ranks = [rank(node, 1.0, {nic: sent, other: 10.0}) for node in nodes]
+    return point, {"scale": 4, "ranks": ranks, "cpu": 30.0, "warmup_s": 1.0, "measure_s": 2.0}
+
+
+def made(point, main, check=None):
+    return record.trial(point, main, check, (164.0, "a table"), "fabric0", 1.0, "2026-01-01T00:00:00+00:00")
+
+
+def test_trial_adds_up():
+    point, main = report(["head", "w1"])
+    trial = made(point, main)
+    assert trial.status == "ok"
+    assert trial.images_per_second.median == pytest.approx(64.0)
+    parts = trial.breakdown_ms
+    total = parts.compute + parts.exposed_comm + parts.straggler_wait + parts.data_wait
+    assert total == pytest.approx(trial.step_ms.median)
+
+
+def test_traffic_over_the_wrong_interface_fails_the_trial():
+    trial = made(*report(["head", "w1"], nic="mgmt0"))
+    assert trial.status == "failed"
+    assert "mgmt0" in trial.error
+
+
+@pytest.mark.parametrize("share", [0.8, 1.3])
+def test_unexpected_volume_fails_the_trial(share):
+    assert made(*report(["head", "w1"], share=share)).status == "failed"
+
+
+def test_slow_rank_is_named():
+    point, main = report(["head", "w1", "w2", "w3"])
+    main["ranks"][2] = rank("w2", 1.0, main["ranks"][2]["sent"], compute=0.5)
+    assert made(point, main).stragglers == ["w2/0"]
+
+
+def test_point_that_changes_at_2s_is_marked():
+    point, main = report(["head", "w1"])
+    slow = {**main, "scale": 8, "ranks": [rank(r["node"], 1.2, r["sent"]) for r in main["ranks"]]}
+    assert made(point, main, slow).emulation.converged is False
+    assert made(point, main, {**main, "scale": 8}).emulation.converged is True
+
+
+def test_store_resumes_after_a_cut_off_line(tmp_path):
+    run = store.Run(tmp_path)
+    trial = made(*report(["head", "w1"]))
+    run.append(trial)
+    with run.trials_file.open("a") as file:
+        file.write(trial.model_dump_json()[:40])
+    run.append(trial.model_copy(update={"id": "other"}))
+    assert run.done() == {trial.id, "other"}
+
+
+def test_failed_trials_are_run_again(tmp_path):
+    run = store.Run(tmp_path)
+    point = point_of()
+    run.append(record.failure(point, "node w1 does not answer", "w1", "now", None))
+    assert run.done() == set()
+    assert run.trials()[0].error_node == "w1"
+
+
+def test_full_disk_is_one_line_and_keeps_what_was_there(tmp_path, monkeypatch):
+    run = store.Run(tmp_path)
+    trial = made(*report(["head", "w1"]))
+    run.append(trial)
+    before = run.trials_file.read_bytes()
+
+    def full(_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(store.os, "fsync", full)
+    with pytest.raises(InfraError, match="disk is full"):
+        run.append(trial)
+    assert run.trials_file.read_bytes() == before
+
+
+def test_trial_survives_json():
+    trial = made(*report(["head", "w1"]))
+    assert Trial.model_validate(json.loads(trial.model_dump_json())) == trial
