@@ -21,7 +21,7 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
-from bench import launch, models, nodes, plan, record, scale, store
+from bench import launch, models, nodes, plan, record, report, scale, store
 from bench.plan import Launch, Plan
 from bench.trial import Trial
 from cluster import config, lifecycle
@@ -74,6 +74,7 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps([trial.model_dump() for trial in trials], indent=1))
     else:
         show(trials, wanted, spent, folder)
+        report.run(argparse.Namespace(run=str(folder.folder), out=None, plots=None, json=False))
     return 0 if all(trial.status == "ok" for trial in trials) else 1
 
 
