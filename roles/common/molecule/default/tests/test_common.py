@@ -1,0 +1,37 @@
+def test_every_node_resolves_every_name_to_its_fabric_address(nodes):
+    for asker in ("head", "w1"):
+        for name in ("head", "w1"):
+            answer = nodes[asker].check_output(f"getent ahostsv4 {name}").split()
+            assert answer[0] == nodes.address(name), f"{asker} resolves {name} to {answer[0]}"
+
+
+def test_names_reach_the_node_they_name(nodes):
+    assert nodes["head"].run("ping -c 1 -W 2 w1").rc == 0
+
+
+def test_names_survive_a_restart(nodes):
+    nodes["w1"].check_output("sh -c 'echo 192.0.2.1 head > /etc/hosts'")
+    nodes.restart("w1")
+    answers = nodes["w1"].check_output("getent ahostsv4 head").split()
+    assert answers[0] == nodes.address("head")
+
+
+def test_training_account_may_open_many_files_and_lock_memory(nodes):
+    limits = nodes.as_user("head", "ulimit -Sn; ulimit -Hn; ulimit -l").stdout.split()
+    assert limits == ["20000", "20000", "unlimited"]
+
+
+def test_training_account_is_unprivileged_and_has_no_password(nodes):
+    assert nodes.as_user("head", "id -u").stdout.strip() == "1500"
+    assert nodes.as_user("head", "sudo -n true").rc != 0
+    assert nodes["head"].check_output("passwd -S horovod").split()[1] == "L"
+
+
+def test_nodes_keep_utc(nodes):
+    assert nodes["head"].check_output("date +%Z") == "UTC"
+
+
+def test_tools_that_other_roles_and_people_use_run(nodes):
+    for command in ("iperf3 --version", "numactl --show", "lstopo-no-graphics --version", "python3 -m venv --help"):
+        done = nodes["head"].run(command)
+        assert done.rc == 0, f"{command}: {done.stderr}"

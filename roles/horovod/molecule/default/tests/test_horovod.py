@@ -1,0 +1,84 @@
+import json
+import re
+
+PYTHON = "/opt/horovod/bin/python"
+HOSTS = "-H head:1,w1:1"
+PROGRAM = """
+import json, socket
+import torch
+import horovod.torch as hvd
+hvd.init()
+rank, size = hvd.rank(), hvd.size()
+torch.manual_seed(rank)
+mine = torch.randn(100_000, dtype=torch.float64)
+expected = torch.zeros_like(mine)
+for other in range(size):
+    torch.manual_seed(other)
+    expected += torch.randn(100_000, dtype=torch.float64)
+total = hvd.allreduce(mine, op=hvd.Sum, name="total")
+mean = hvd.allreduce(mine, op=hvd.Average, name="mean")
+error = max((total - expected).abs().max().item(), (mean - expected / size).abs().max().item())
+hosts = hvd.allgather_object(socket.gethostname())
+if rank == 0:
+    print("RESULT", json.dumps({"size": size, "hosts": sorted(hosts), "error": error, "mpi": hvd.mpi_enabled()}))
+"""
+
+
+def write_program(nodes):
+    for name in ("head", "w1"):
+        nodes[name].check_output("sh -c 'printf %%s \"$1\" > /tmp/allreduce.py' sh %s", PROGRAM)
+
+
+def result(done):
+    found = re.search(r"RESULT (\{.*\})", done.stdout)
+    assert found, done.stdout + done.stderr
+    return json.loads(found[1])
+
+
+def test_check_build_lists_pytorch_mpi_and_gloo(nodes):
+    for name in ("head", "w1"):
+        text = nodes.as_user(name, "horovodrun --check-build").stdout
+        assert {"PyTorch", "MPI", "Gloo"} <= set(re.findall(r"\[X\] (\w+)", text)), f"{name}: {text}"
+
+
+def test_allreduce_is_right_under_mpirun(nodes):
+    write_program(nodes)
+    done = nodes.as_user("head", f"mpirun {HOSTS} {PYTHON} /tmp/allreduce.py")
+    found = result(done)
+    assert (found["size"], found["hosts"], found["mpi"]) == (2, ["head", "w1"], True)
+    assert found["error"] < 1e-12
+
+
+def test_allreduce_is_right_under_horovodrun_with_gloo(nodes):
+    write_program(nodes)
+    done = nodes.as_user(
+        "head", f"horovodrun --gloo --network-interface fabric0 -np 2 {HOSTS} {PYTHON} /tmp/allreduce.py"
+    )
+    found = result(done)
+    assert (found["size"], found["hosts"], found["mpi"]) == (2, ["head", "w1"], False)
+    assert found["error"] < 1e-12
+
+
+def test_nothing_was_compiled(nodes):
+    """prepare.yml took Horovod from w1 and made every compiler call leave a trace."""
+    for name in ("head", "w1"):
+        assert not nodes[name].file("/var/log/compiler-calls").exists, (
+            nodes[name].file("/var/log/compiler-calls").content
+        )
+
+
+def test_a_compiler_call_would_have_been_seen(nodes):
+    nodes["w1"].check_output("sh -c 'cd /tmp && echo > empty.c && /usr/local/bin/gcc -c empty.c'")
+    assert nodes["w1"].file("/var/log/compiler-calls").contains("gcc")
+    nodes["w1"].check_output("rm /var/log/compiler-calls")
+
+
+def test_no_package_is_left_behind(nodes):
+    for name in ("head", "w1"):
+        assert nodes[name].check_output("find / -xdev ( -name '*.whl' -size +1M -o -name 'horovod-*.tar.gz' )") == ""
+
+
+def test_modules_load_without_being_compiled_again(nodes):
+    """The venv is root's: a module without bytecode would be compiled at every start of every rank."""
+    done = nodes.as_user("w1", f"{PYTHON} -v -c 'import torch, horovod.torch' 2>&1 | grep -c '^# could not create'")
+    assert done.stdout.strip() == "0", done.stdout

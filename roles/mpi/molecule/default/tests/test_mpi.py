@@ -1,0 +1,55 @@
+import json
+
+COUNTERS = "cat /sys/class/net/{}/statistics/tx_bytes /sys/class/net/{}/statistics/rx_bytes"
+VALUES = 10_000_000  # floats: 40 MB to each side
+
+
+def bytes_over(nodes, name, interface):
+    return sum(map(int, nodes[name].check_output(COUNTERS.format(interface, interface)).split()))
+
+
+def test_mpirun_from_the_head_returns_the_sum(nodes):
+    done = nodes.as_user("head", "mpirun -H head:1,w1:1 mpi-hello")
+    assert done.rc == 0, done.stderr
+    assert json.loads(done.stdout) == {"ranks": 2, "sum": 1, "wrong": 0}
+
+
+def test_hostfile_starts_one_process_per_node(nodes):
+    done = nodes.as_user("head", "mpirun --hostfile /etc/horovod-cluster/hostfile hostname")
+    assert sorted(done.stdout.split()) == ["head", "w1"], done.stderr
+
+
+def test_bytes_go_over_the_fabric_and_not_over_management(nodes):
+    before = {card: bytes_over(nodes, "w1", card) for card in ("fabric0", "mgmt0")}
+    done = nodes.as_user("head", f"mpirun -H head:1,w1:1 mpi-hello {VALUES}")
+    assert json.loads(done.stdout)["wrong"] == 0
+    moved = {card: bytes_over(nodes, "w1", card) - before[card] for card in before}
+    assert moved["fabric0"] >= 2 * 4 * VALUES, moved
+    assert moved["mgmt0"] < 0.01 * moved["fabric0"], moved
+
+
+def test_worker_lets_the_head_in_from_the_fabric_only(nodes):
+    login = "ssh -o BatchMode=yes -o ConnectTimeout=5 -o HostKeyAlias=w1 {} hostname"
+    assert nodes.as_user("head", login.format(nodes.address("w1"))).stdout.strip() == "w1"
+    over_management = nodes.as_user("head", login.format(nodes.address("w1", "management")))
+    assert over_management.rc != 0
+    assert "Permission denied" in over_management.stderr
+
+
+def test_mesh_key_gives_no_terminal_and_no_forwarding(nodes):
+    assert "not a tty" in nodes.as_user("head", "ssh -tt w1 tty").stdout
+    forwarded = nodes.as_user("head", "ssh -o ExitOnForwardFailure=yes -o BatchMode=yes -R 7000:localhost:22 w1 true")
+    assert forwarded.rc != 0
+
+
+def test_workers_cannot_log_in_to_each_other_or_to_the_head(nodes):
+    done = nodes.as_user("w1", "ssh -o BatchMode=yes -o ConnectTimeout=5 head hostname")
+    assert done.rc != 0
+    assert "Permission denied" in done.stderr
+
+
+def test_node_that_shows_another_host_key_is_not_used(nodes):
+    """w1 asked to prove that it is the head: what mpirun meets when an impostor has taken an address."""
+    done = nodes.as_user("head", "mpirun --mca plm_rsh_args '-o HostKeyAlias=head' -H w1:1 hostname")
+    assert done.rc != 0
+    assert "Host key verification failed" in done.stderr

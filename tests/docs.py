@@ -1,0 +1,126 @@
+"""Write roles/README.md from each role's meta/argument_specs.yml and tests; --check says when it is stale.
+
+A test's name is the claim it proves, so the tables cannot promise what is not tested.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).resolve().parent.parent
+TARGET = ROOT / "roles/README.md"
+HEAD = """# Roles
+
+Made by `tests/docs.py` from every role's meta/argument_specs.yml and tests; edit those.
+
+A role has two halves. *install* is slow and the same on every node: it is baked into the image once. *configure* is
+fast and needs to know the other nodes. `ansible/roles.yml` gives their order.
+"""
+SCENARIOS = """
+## What each scenario proves
+
+`.venv/bin/python tests/molecule/run.py [role ...]` boots nodes of its own for each role, applies the role in check
+mode, then really, then again (nothing may change), and tests what the nodes then do.
+
+| role | nodes | proves |
+|---|---|---|
+"""
+
+
+def roles() -> list[str]:
+    ordered: list[str] = yaml.safe_load((ROOT / "ansible/roles.yml").read_text())["cluster_roles"]
+    found = {path.parent.parent.name for path in ROOT.glob("roles/*/tasks/main.yml")}
+    return [role for role in ordered if role in found] + sorted(found - set(ordered))
+
+
+def specs(role: str) -> dict[str, Any]:
+    path = ROOT / "roles" / role / "meta/argument_specs.yml"
+    if not path.exists():
+        raise SystemExit(f"roles/{role}: no meta/argument_specs.yml")
+    content: dict[str, Any] = yaml.safe_load(path.read_text())["argument_specs"]
+    return content
+
+
+def defaults(role: str) -> dict[str, Any]:
+    path = ROOT / "roles" / role / "defaults/main.yml"
+    return (yaml.safe_load(path.read_text()) or {}) if path.exists() else {}
+
+
+def check_against_defaults(role: str, options: dict[str, Any]) -> None:
+    """Both files name a role's variables; where a default is a plain value they must say the same."""
+    given = defaults(role)
+    for name in sorted(given.keys() - options.keys()):
+        raise SystemExit(f"roles/{role}: {name} is in defaults/main.yml but not in meta/argument_specs.yml")
+    for name, option in options.items():
+        if name not in given:
+            if not option.get("required") and "default" in option:
+                raise SystemExit(f"roles/{role}: {name} has a default in meta/argument_specs.yml only")
+        elif "{{" not in str(given[name]) and given[name] != option.get("default"):
+            raise SystemExit(
+                f"roles/{role}: {name}: defaults/main.yml has {given[name]!r}, meta {option.get('default')!r}"
+            )
+
+
+def text_of(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def variables(role: str) -> str:
+    entries = specs(role)
+    options = entries["main"].get("options", {})
+    check_against_defaults(role, options)
+    lines = [f"\n## {role}\n", f"{entries['main']['short_description']}.\n"]
+    for half in ("install", "configure"):
+        lines.append(f"- {half}: {entries[half]['short_description']}")
+    if options:
+        lines += ["", "| variable | type | default | meaning | half |", "|---|---|---|---|---|"]
+    for name, option in options.items():
+        halves = [half for half in ("install", "configure") if name in entries[half].get("options", {})]
+        kind = f"{option['type']} of {option['elements']}" if "elements" in option else option["type"]
+        default = "*required*" if option.get("required") else text_of(option["default"])
+        lines.append(f"| `{name}` | {kind} | {default} | {option['description']} | {', '.join(halves)} |")
+    return "\n".join(lines) + "\n"
+
+
+def claims(role: str) -> list[str]:
+    found = []
+    for path in sorted((ROOT / "roles" / role / "molecule/default/tests").glob("test_*.py")):
+        functions = [node for node in ast.parse(path.read_text()).body if isinstance(node, ast.FunctionDef)]
+        names = [function.name.removeprefix("test_") for function in functions if function.name.startswith("test_")]
+        found += [name.replace("_", " ") for name in names]
+    return found
+
+
+def scenario(role: str) -> str:
+    path = ROOT / "roles" / role / "molecule/default/molecule.yml"
+    if not path.exists():
+        return f"| {role} | | no scenario |\n"
+    platforms = yaml.safe_load(path.read_text())["platforms"]
+    nodes = ", ".join(platform["name"] for platform in platforms)
+    image = " and ".join(sorted({platform["image"] for platform in platforms}))
+    return f"| {role} | {nodes} ({image} image) | {'; '.join(claims(role))} |\n"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 when roles/README.md is stale")
+    args = parser.parse_args()
+    text = HEAD + SCENARIOS + "".join(map(scenario, roles())) + "".join(map(variables, roles()))
+    if args.check:
+        if not TARGET.exists() or TARGET.read_text() != text:
+            print("roles/README.md is stale; run: .venv/bin/python tests/docs.py", file=sys.stderr)
+            return 1
+        return 0
+    TARGET.write_text(text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

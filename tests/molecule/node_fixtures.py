@@ -1,0 +1,69 @@
+"""pytest fixtures of every scenario's tests (loaded as a plugin, see base.yml)."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Callable
+
+import pytest
+import testinfra
+from nodes import Scenario
+from testinfra.backend.base import CommandResult
+from testinfra.host import Host
+
+
+class Nodes:
+    """The scenario's nodes, by name: run commands on them, address them, restart them."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        self.scenario = scenario
+        self.names = [platform["name"] for platform in scenario.platforms]
+        self.hosts: dict[str, Host] = {}
+
+    def address(self, name: str, network: str = "fabric") -> str:
+        return self.scenario.addresses(self.names.index(name))[network]
+
+    def __getitem__(self, name: str) -> Host:
+        if name not in self.hosts:
+            self.hosts[name] = testinfra.get_host(
+                f"ssh://ops@{self.address(name, 'management')}",
+                ssh_identity_file=str(self.scenario.state.key),
+                ssh_extra_args=f"-o UserKnownHostsFile={self.scenario.state.known_hosts} -o IdentitiesOnly=yes",
+                controlpersist=0,
+                sudo=True,
+            )
+        return self.hosts[name]
+
+    def restart(self, name: str) -> None:
+        self.scenario.restart(name)
+
+    def as_user(self, name: str, command: str) -> CommandResult:
+        """Run a command in a login session of the training account, limits and all. Its exit code is 0 or 1."""
+        return self.run(name, f"su -l horovod -c {shlex.quote(command)}")
+
+    def run(self, name: str, command: str) -> CommandResult:
+        """Run a command that may itself end with an ssh's 255, which testinfra would take for a lost connection."""
+        return self[name].run(f"{command} || exit 1")
+
+
+@pytest.fixture(scope="session")
+def scenario() -> Scenario:
+    return Scenario.current()
+
+
+@pytest.fixture(scope="session")
+def nodes(scenario: Scenario) -> Nodes:
+    return Nodes(scenario)
+
+
+@pytest.fixture(scope="session")
+def ssh(scenario: Scenario) -> Callable[..., list[str]]:
+    """The argument list of an ssh that trusts only the keys pinned when the nodes were made."""
+
+    def argv(target: str, *options: str) -> list[str]:
+        given = ["-o", "BatchMode=yes", "-o", "ConnectTimeout=5", "-i", str(scenario.state.key)]
+        pinned = ["-o", f"UserKnownHostsFile={scenario.state.known_hosts}", "-o", "GlobalKnownHostsFile=/dev/null"]
+        return ["ssh", "-F", os.devnull, *options, *given, *pinned, "-o", "IdentitiesOnly=yes", target]
+
+    return argv

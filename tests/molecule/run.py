@@ -1,0 +1,124 @@
+"""Run the roles' Molecule scenarios: one line each, then how many passed.
+
+    run.py [-j JOBS] [ROLE ...]
+
+What a scenario printed is in .state/molecule-logs/<role>.log; its last lines are shown when it fails. Whatever happens,
+its nodes, networks and keys are removed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from nodes import Scenario, roles
+
+from cluster import image
+from cluster.config import ROOT
+from cluster.errors import InfraError, UserError
+from cluster.process import die_with_parent, end_leftovers
+from cluster.state import State
+
+BASE = Path(__file__).resolve().parent
+LOGS = ROOT / ".state/molecule-logs"
+SHOWN_LINES = 40
+
+
+def images() -> dict[str, str]:
+    """The variables that tell nodes.py which images to boot."""
+    state = State("molecule")
+    state.prepare()
+    cluster = Scenario(roles()[0]).cluster.model_copy(update={"name": "molecule"})
+
+    def say(text: str) -> None:
+        print(f"image: {text}", flush=True)
+
+    return {
+        "BASE_IMAGE": image.ensure_base(state, cluster.os_release, say),
+        "NODE_IMAGE": image.ensure(state, cluster, say),
+    }
+
+
+def run(role: str, variables: dict[str, str]) -> tuple[bool, float]:
+    scenario = Scenario(role)
+    state = scenario.state
+    log = LOGS / f"{role}.log"
+    start = time.monotonic()
+    with state.locked():
+        end_leftovers(state.dir)
+        state.prepare()
+        env = state.environment() | variables | {"SCENARIO_BASE": str(BASE), "MOLECULE_GLOB": "molecule/*/molecule.yml"}
+        env |= {"PYTHONPATH": f"{BASE}:{ROOT}", "PYTHONDONTWRITEBYTECODE": "1", "ANSIBLE_FORCE_COLOR": "0"}
+        env |= {"NO_COLOR": "1"}
+        try:
+            with log.open("w") as out:
+                done = subprocess.run(
+                    ["molecule", "--base-config", BASE / "base.yml", "test", "--destroy=always"],
+                    cwd=ROOT / "roles" / role,
+                    env=env,
+                    stdout=out,
+                    stderr=subprocess.STDOUT,
+                    stdin=subprocess.DEVNULL,
+                    preexec_fn=die_with_parent,
+                )
+        finally:
+            end_leftovers(state.dir)
+            scenario.destroy()
+            state.remove()
+    (state.dir.parent / f"{state.env}.lock").unlink(missing_ok=True)
+    return done.returncode == 0, time.monotonic() - start
+
+
+def report(role: str, passed: bool, seconds: float) -> None:
+    print(f"{role:10s} {'passed' if passed else 'FAILED':7s} {seconds:6.1f} s", flush=True)
+    if not passed:
+        lines = (LOGS / f"{role}.log").read_text().splitlines()[-SHOWN_LINES:]
+        print("\n".join(f"    {line}" for line in lines), flush=True)
+
+
+def main() -> int:
+    known = roles()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("roles", nargs="*", metavar="ROLE", help=f"default: all of {', '.join(known)}")
+    parser.add_argument("-j", "--jobs", type=int, default=2, help="scenarios at a time (default 2)")
+    args = parser.parse_args()
+    unknown = [role for role in args.roles if role not in known]
+    if unknown or args.jobs < 1:
+        wrong = f"{unknown[0]}: no such scenario; choose of {', '.join(known)}" if unknown else "--jobs: at least 1"
+        print(f"molecule: {wrong}", file=sys.stderr)
+        return 2
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    LOGS.mkdir(parents=True, exist_ok=True)
+    failed = 0
+    chosen = args.roles or known
+    try:
+        variables = images()
+        with ThreadPoolExecutor(args.jobs) as pool:
+            running = {role: pool.submit(run, role, variables) for role in chosen}
+            try:
+                for role, future in running.items():
+                    passed, seconds = future.result()
+                    report(role, passed, seconds)
+                    failed += not passed
+            except BaseException:
+                # Else we would wait until the scenarios are done. Ended, each cleans up after itself.
+                pool.shutdown(wait=False, cancel_futures=True)
+                for role in chosen:
+                    end_leftovers(Scenario(role).state.dir)
+                raise
+    except (UserError, InfraError) as error:
+        print(f"molecule: {error}", file=sys.stderr)
+        return error.exit_code
+    print(f"{len(chosen) - failed} passed, {failed} failed")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    os.chdir(ROOT)
+    sys.exit(main())
