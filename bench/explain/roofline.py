@@ -65,20 +65,24 @@ def draw(roof: Roofline, place: Place, path: Path) -> None:
     line = [{"x": x, "y": min(roof.peak_tflops, x * roof.memory_gbs / 1e3)} for x in ends]
     at = {"x": roof.intensity, "y": roof.achieved_tflops, "roof": roof.roof_tflops}
     label = f"{place.family.model_name}, batch {place.batch}: {words.percent(roof.share)} of the roof"
-    x = alt.X("x:Q", scale=alt.Scale(type="log"), title="FLOP per byte of memory traffic (estimated)")
-    y = alt.Y("y:Q", scale=alt.Scale(type="log"), title="TFLOP/s")
+    x = alt.X(
+        "x:Q",
+        scale=alt.Scale(type="log", nice=False),
+        axis=alt.Axis(grid=False),
+        title="FLOP per byte of memory traffic (estimated)",
+    )
+    y = alt.Y("y:Q", scale=alt.Scale(type="log"), axis=alt.Axis(grid=False), title="TFLOP/s")
     point = alt.Chart(alt.InlineData(values=[at]))
     chart = alt.layer(
         alt.Chart(alt.InlineData(values=line)).mark_line(color=plots.GREY, strokeWidth=2.5).encode(x=x, y=y),
         point.mark_rule(strokeDash=[4, 3], color=plots.PALETTE[0]).encode(x=x, y=y, y2="roof:Q"),
         point.mark_point(size=90, filled=True, opacity=1, color=plots.PALETTE[0]).encode(x=x, y=y),
-        point.mark_text(dy=18, fontSize=13, color=plots.PALETTE[0], text=label).encode(x=x, y=y),
     ).properties(
         width=520,
         height=300,
         title=alt.TitleParams(
             f"Roofline on {roof.device}: {roof.peak_tflops:g} TFLOP/s {roof.note}, {roof.memory_gbs:g} GB/s",
-            subtitle=plots.caveat(place.family, [place]) or " ",
+            subtitle=[label, *filter(None, [plots.caveat(place.family, [place])])],
             anchor="start",
         ),
     )

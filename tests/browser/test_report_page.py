@@ -213,6 +213,23 @@ def test_policy_refuses_scripts_that_are_not_the_pages_own(browser: Browser, pag
     assert any("Content Security Policy" in message for message in browser.messages())
 
 
+@pytest.mark.parametrize(
+    "absent", [("link_gbps",), ("breakdown_ms",), ("link_gbps", "breakdown_ms", "bus_bandwidth_gbps")]
+)
+def test_values_that_were_not_recorded_leave_no_noise(
+    browser: Browser, tmp_path: Path, absent: tuple[str, ...]
+) -> None:
+    """Without one-node points too: then nothing is known of the ideal."""
+    folder = tmp_path / "run"
+    shutil.copytree(RUNS / "engines", folder)
+    kept = [dict(t, **dict.fromkeys(absent)) for t in trials(folder) if t["point"]["nodes"] > 1]
+    (folder / "trials.jsonl").write_text("".join(f"{json.dumps(t)}\n" for t in kept))
+    assert main(["report", str(folder)]) == 0
+    browser.open(folder / "report.html")
+    assert {chart["name"] for chart in check_marks(browser)} >= {"throughput", "variants"}
+    check_quiet(browser)
+
+
 def test_report_without_a_measured_point_still_opens(browser: Browser, tmp_path: Path) -> None:
     (tmp_path / "trials.jsonl").write_text("")
     assert main(["report", str(tmp_path)]) == 0

@@ -64,6 +64,9 @@
     spec.columns = columns;
     spec.spec.width = Math.floor(Math.max(150, Math.min(640, (width - axis - own * columns) / columns)));
     spec.spec.height = width < 500 ? 200 : 240;
+    // A layer without a single value would have a scale without end.
+    const known = (field) => rows.some((row) => !(field in row) || row[field] !== null);
+    spec.spec.layer = spec.spec.layer.filter((layer) => known((layer.encoding.y || {}).field || ""));
     const chosen = current();
     const letters = Math.floor(width / 7.2);
     spec.title.text = wrap(page.titles[name], Math.floor((width - 40) / 9.5));
