@@ -101,7 +101,7 @@ def activations(model: models.Model) -> float:
 
 def roofline(place: Place, gpu: str | None) -> Roofline | None:
     """None when the device's peaks or the model's layers are not known."""
-    name = gpu or place.family.device.removeprefix("emulated:")
+    name = gpu or place.family.gpu.lower() or place.family.device.removeprefix("emulated:")
     name = devices.ALIASES.get(name, name)
     if gpu and name not in PEAKS:
         raise UserError(f"--gpu: the peaks of {gpu!r} are not known; use one of {', '.join(PEAKS)}")

@@ -309,6 +309,11 @@ def page_specs(table: Table) -> dict[str, Any]:
         log_nodes=max(place.nodes for place in table.places) > 40,
         strong=table.strong,
     )
+    return specs_for(look)
+
+
+@cache
+def specs_for(look: plots.Look) -> dict[str, Any]:
     rows = alt.NamedData(name="rows")
     return {name: chart(rows, look).to_dict(validate=False) for name, chart in plots.CHARTS.items()}
 

@@ -36,6 +36,8 @@ class Family:
     compression: str
     data: str
     kind: str
+    # The GPU's name where the run says it; trials themselves only say cuda.
+    gpu: str = ""
 
     @property
     def hardware(self) -> tuple[str, str, int, str]:
@@ -45,7 +47,7 @@ class Family:
     def device_name(self) -> str:
         if self.kind == "emulated":
             return self.device.removeprefix("emulated:").split("-")[0].upper()
-        return {"cuda": "GPU", "cpu": "CPU"}.get(self.device, self.device)
+        return {"cuda": self.gpu or "GPU", "cpu": "CPU"}.get(self.device, self.device)
 
     @property
     def model_name(self) -> str:
@@ -166,7 +168,7 @@ def merge_breakdowns(trials: list[Trial]) -> Breakdown | None:
     )
 
 
-def family_of(trial: Trial) -> Family:
+def family_of(trial: Trial, gpu: str = "") -> Family:
     point = trial.point
     return Family(
         model=point.model,
@@ -176,10 +178,11 @@ def family_of(trial: Trial) -> Family:
         compression=point.compression,
         data=point.data,
         kind=trial.kind,
+        gpu=gpu if trial.kind == "cuda" else "",
     )
 
 
-def tabulate(trials: list[Trial], strong: bool = False) -> Table:
+def tabulate(trials: list[Trial], strong: bool = False, gpu: str = "") -> Table:
     groups: dict[tuple[Family, str, float, int, int], list[Trial]] = defaultdict(list)
     unmeasured = 0
     for trial in trials:
@@ -189,7 +192,7 @@ def tabulate(trials: list[Trial], strong: bool = False) -> Table:
             unmeasured += 1
             continue
         point = trial.point
-        groups[(family_of(trial), point.fabric, point.rate_gbps, point.nodes, point.batch)].append(trial)
+        groups[(family_of(trial, gpu), point.fabric, point.rate_gbps, point.nodes, point.batch)].append(trial)
     places = []
     for (family, fabric, rate, nodes, batch), members in groups.items():
         ips, step = merge(t.images_per_second for t in members), merge(t.step_ms for t in members)

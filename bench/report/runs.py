@@ -35,7 +35,15 @@ class Run:
         return [trial for trial in self.trials if trial.status == "ok"]
 
     def table(self) -> Table:
-        return tabulate(self.trials, strong=self.plan.get("scaling") == "strong")
+        return tabulate(self.trials, strong=self.plan.get("scaling") == "strong", gpu=self.gpu)
+
+    @property
+    def gpu(self) -> str:
+        """The one GPU model that the run's nodes have, if they are all alike and say so."""
+        nodes = self.provenance.get("nodes")
+        described = [node for node in nodes.values() if isinstance(node, dict)] if isinstance(nodes, dict) else []
+        found = {str(node.get("gpu_model") or "none") for node in described} - {"none"}
+        return found.pop()[:40].upper() if len(found) == 1 else ""
 
     @property
     def failed(self) -> list[Trial]:

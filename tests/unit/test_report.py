@@ -94,6 +94,19 @@ def test_data_starved_nodes_that_scale_perfectly_are_still_called_starved() -> N
     assert found.numbers["busy"] == pytest.approx(found.place.breakdown.compute / found.place.step_ms.median)
 
 
+def test_gpu_is_called_by_the_name_the_run_gives_it(tmp_path: Path) -> None:
+    folder = copy("compute-ib", tmp_path)
+    provenance = json.loads((folder / "provenance.json").read_text())
+    provenance["nodes"] = {name: {"gpu_model": "v100"} for name in ("head", "w1")}
+    (folder / "provenance.json").write_text(json.dumps(provenance))
+    run = runs.load(folder)
+    assert "eight V100 nodes" in verdict.judge(run, run.table()).sentence
+    provenance["nodes"]["w1"]["gpu_model"] = "k80"
+    (folder / "provenance.json").write_text(json.dumps(provenance))
+    run = runs.load(folder)
+    assert "eight GPU nodes" in verdict.judge(run, run.table()).sentence
+
+
 def test_straggler_is_named() -> None:
     assert "w3 is the limit" in judged(RUNS / "straggler").sentence
 
