@@ -241,5 +241,5 @@ def as_text(summary: dict[str, Any], steps: list[Step]) -> str:
         f"{summary['count']} steps."
     )
     if summary["lower_bound"]:
-        lines.append("Horovod's file does not say when compute ended; with --compute-ms the figure is exact.")
+        lines.append("Horovod's file does not say when compute ended; --compute-ms gives an estimate instead of a lower bound.")
     return "\n".join(lines)
