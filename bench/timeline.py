@@ -241,5 +241,7 @@ def as_text(summary: dict[str, Any], steps: list[Step]) -> str:
         f"{summary['count']} steps."
     )
     if summary["lower_bound"]:
-        lines.append("Horovod's file does not say when compute ended; --compute-ms gives an estimate instead of a lower bound.")
+        lines.append(
+            "Horovod's file does not say when compute ended; --compute-ms gives an estimate instead of a lower bound."
+        )
     return "\n".join(lines)
