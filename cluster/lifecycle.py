@@ -130,10 +130,12 @@ def apply(state: State, cluster: Cluster, image_name: str) -> Contract:
 
 def show_validation(result: dict[str, Any]) -> None:
     table = Table(title=f"validation: fabric {result['fabric']}, {result['rate_gbps']} Gbit/s", title_justify="left")
-    for column in ("node", "reachable from head", "to", "measured Gbit/s", "share of rate"):
+    for column in ("node", "reachable from head", "to", "payload Gbit/s", "rate on the wire"):
         table.add_column(column)
     for row in result["ring"]:
-        table.add_row(row["node"], "yes", row["to"], f"{row['gbps']:.2f}", f"{row['gbps'] / result['rate_gbps']:.0%}")
+        table.add_row(
+            row["node"], "yes", row["to"], f"{row['gbps']:.3f}", f"{row['wire_gbps'] / result['rate_gbps']:.0%}"
+        )
     console.print(table)
     console.print(f"MPI over the fabric: {result['mpi']}", markup=False)
 
