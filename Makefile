@@ -18,6 +18,15 @@ deploy: setup ## create (or repair) the cluster, configure and validate it   [EN
 bench: setup ## sweep 1 to N nodes and write the report; deploys when nothing is up   [ENV= PLAN=]
 	@$(VENV)/bench sweep --env $(ENV) --plan $(PLAN)
 
+report: setup ## draw the report of a run again   [RUN=folder]
+	@$(VENV)/bench report $(or $(RUN),latest)
+
+explain: setup ## the weakest link of a run, the next one, and what to change   [RUN=folder]
+	@$(VENV)/bench explain $(or $(RUN),latest)
+
+predict: setup ## hold the predictor against every published table
+	@$(VENV)/bench predict --validate
+
 status: setup ## what each node is and whether it works
 	@$(CLUSTER) status
 
@@ -52,4 +61,10 @@ lock: setup ## pin the Python packages anew
 perf-deploy: setup ## measure deploy times: 4 and 10 nodes from a cached image
 	@$(VENV)/python tests/perf/deploy.py
 
-.PHONY: help deploy bench status scale shell doctor destroy clean setup check test lock perf-deploy
+perf-predict: setup ## measure how fast predictions are
+	@$(VENV)/python -m bench.predict.perf
+
+perf-report: setup ## measure how fast 10,000 trials become a report
+	@$(VENV)/python tests/perf/report_scale.py
+
+.PHONY: help deploy bench report explain predict perf-predict perf-report status scale shell doctor destroy clean setup check test lock perf-deploy

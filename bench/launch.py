@@ -23,6 +23,7 @@ class Job:
     spec: str
     scale: float = 1.0
     cuda: bool = False
+    timeline: str | None = None
 
     @property
     def host_list(self) -> str:
@@ -46,6 +47,8 @@ class Job:
             "GLOO_SOCKET_IFNAME": self.interface,
             "OMP_NUM_THREADS": "1",
         }
+        if self.timeline:
+            values |= {"HOROVOD_TIMELINE": self.timeline, "HOROVOD_TIMELINE_MARK_CYCLES": "1"}
         if self.cuda:
             values |= {"NCCL_DEBUG": "INFO", "NCCL_SOCKET_IFNAME": self.interface}
         return values

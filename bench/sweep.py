@@ -26,6 +26,7 @@ from bench.plan import Launch, Plan
 from bench.trial import Trial
 from cluster import config, lifecycle
 from cluster.contract import Contract
+from cluster.errors import InfraError, UserError
 from cluster.process import die_with_parent
 from cluster.state import State
 from cluster.terraform import read_output
@@ -43,6 +44,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--fresh", action="store_true", help="measure again what is already there, into a new folder")
     parser.add_argument("--dry-run", action="store_true", help="list the trials with estimated time; run nothing")
     parser.add_argument("--no-check", action="store_true", help="skip the convergence check at 2s")
+    parser.add_argument("--timeline", action="store_true", help="also capture Horovod's timeline of the last point")
     parser.add_argument("--json", action="store_true", help="print the trials as JSON at the end")
 
 
@@ -66,7 +68,10 @@ def run(args: argparse.Namespace) -> int:
         name += datetime.now(UTC).strftime("-%Y%m%d-%H%M%S")
     folder = store.Run(store.RESULTS / args.env / name)
     folder.prepare(wanted.model_dump(), provenance(args.env, contract))
-    spent = Sweep(contract, wanted, folder, check=not args.no_check).run()
+    sweep = Sweep(contract, wanted, folder, check=not args.no_check)
+    spent = sweep.run()
+    if args.timeline:
+        sweep.capture_timeline()
     ids = [point.id for one in plan.unfold(wanted, contract) for point in one.points]
     latest = {trial.id: trial for trial in folder.trials()}
     trials = [latest[identifier] for identifier in ids if identifier in latest]
@@ -152,13 +157,17 @@ class Sweep:
             for point in one.points:
                 self.keep(record.failure(point, f"node {gone[0]} does not answer", gone[0], started, None))
             return
+        job = self.job(one, worker)
+        log = f"logs/{one.engine}-{one.fabric}-{one.nodes}-{job.run}.log"
+        Attempt(self, one, job, worker, job.interface, log, started).run()
+
+    def job(self, one: Launch, worker: str) -> launch.Job:
         factor = scale.factor(one.nodes, one.points[0].rate_gbps)
-        run_id = f"{int(time.time() * 1000):x}"
         fabric = self.contract.fabrics.get(one.fabric) or self.contract.fabrics[self.contract.active_fabric]
-        job = launch.Job(
-            run=run_id,
+        return launch.Job(
+            run=f"{int(time.time() * 1000):x}",
             engine=one.engine,
-            hosts=tuple(hosts),
+            hosts=tuple(self.names[: one.nodes]),
             slots=self.plan.gpus_per_node,
             subnet=fabric.subnet,
             interface=fabric.interface,
@@ -166,8 +175,29 @@ class Sweep:
             spec=self.spec(one, factor),
             scale=factor,
         )
-        log = f"logs/{one.engine}-{one.fabric}-{one.nodes}-{run_id}.log"
-        Attempt(self, one, job, worker, fabric.interface, log, started).run()
+
+    def capture_timeline(self) -> None:
+        """Run the last Horovod point once more with its timeline on; that run is not a trial, tracing costs time."""
+        launches = [one for one in plan.unfold(self.plan, self.contract) if one.engine.startswith("horovod")]
+        if not launches:
+            raise UserError("--timeline: the plan has no horovod engine; only Horovod writes a timeline")
+        one = replace(launches[-1], points=launches[-1].points[-1:])
+        self.check = False
+        target = self.folder.folder / f"timeline-{one.points[0].id}.json"
+        remote = f"/home/horovod/timeline-{int(time.time())}.json"
+        job = replace(self.job(one, nodes.install_worker(self.contract, self.names[: one.nodes])), timeline=remote)
+        begin = self.folder.folder / "logs/timeline.log"
+        command = "sudo -u horovod -H env -u SUDO_COMMAND " + shlex.join(launch.argv(job))
+        with begin.open("w") as log:
+            done = subprocess.run(
+                nodes.ssh(self.contract, job.hosts[0], command), stdout=log, stderr=log, stdin=subprocess.DEVNULL
+            )
+        fetch = f"sudo cat {remote} && sudo rm -f {remote}"
+        found = subprocess.run(nodes.ssh(self.contract, job.hosts[0], fetch), capture_output=True, text=True)
+        if done.returncode or found.returncode:
+            raise InfraError(f"--timeline: nothing was captured: {last_words(begin)}")
+        target.write_text(found.stdout)
+        console.print(f"timeline of the last point: {target} (bench timeline {target})", markup=False)
 
     def spec(self, one: Launch, factor: float) -> str:
         trials = []
