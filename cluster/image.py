@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from cluster import wheelhouse as wheelhouse
+from cluster import wheelhouse
 from cluster.config import ROOT, Cluster
 from cluster.process import run_logged
 from cluster.state import CACHE, State
