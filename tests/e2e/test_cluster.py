@@ -145,10 +145,13 @@ def test_keys_are_private_and_not_logged():
             assert secret not in log.read_text()
 
 
-def reachable(address: str, port: int, within: str | None = None) -> bool:
-    """Whether a TCP connection opens, from here or from inside a container."""
+def reachable(address: str, port: int, within: str | None = None, source: str = "") -> bool:
+    """Whether a TCP connection opens, from here or from inside a container.
+
+    Fabric addresses only from inside: this machine has no way into a fabric.
+    """
     if within:
-        code = f"import socket; socket.create_connection(('{address}', {port}), 2)"
+        code = f"import socket; socket.create_connection(('{address}', {port}), 2, ('{source}', 0))"
         return run("podman", "exec", within, "python3", "-c", code, ok=False).returncode == 0
     try:
         socket.create_connection((address, port), 2).close()
@@ -164,9 +167,13 @@ def test_only_allowed_ports_answer():
     w1 = contract()["_meta"]["hostvars"]["w1"]
     assert reachable(w1["ansible_host"], 22)
     assert not reachable(w1["ansible_host"], 20123)
-    assert not reachable(w1["node_fabric_addresses"]["1g"], 20123)
     assert not reachable(w1["ansible_host"], 20123, within=f"{ENV}-head")
-    assert reachable(w1["node_fabric_addresses"]["1g"], 20123, within=f"{ENV}-head")
+    fabric = w1["node_fabric_addresses"]["1g"]
+    assert reachable(fabric, 20123, within=f"{ENV}-head")
+    # A machine on the fabric that is not a node of the cluster.
+    podman("exec", f"{ENV}-head", "ip", "address", "add", "10.81.1.200/24", "dev", "fabric0")
+    assert not reachable(fabric, 20123, within=f"{ENV}-head", source="10.81.1.200")
+    podman("exec", f"{ENV}-head", "ip", "address", "del", "10.81.1.200/24", "dev", "fabric0")
 
 
 def test_two_environments_do_not_touch_each_other():
