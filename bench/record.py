@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from bench import models, scale
 from bench.trial import Breakdown, Emulation, Interval, Point, Timing, Transport, Trial
@@ -82,7 +82,7 @@ def trial(
     point: Point,
     main: dict[str, Any],
     check: dict[str, Any] | None,
-    compute: tuple[float, str],
+    compute: tuple[float, str] | None,
     interface: str,
     launch_s: float,
     started: str,
@@ -90,13 +90,15 @@ def trial(
     steps = slowest(main["ranks"], 0)
     images = point.batch * point.gpus
     transport, problem = proof(point, main["scale"], interface, main["ranks"])
-    emulation = Emulation(
-        profile=point.device.partition(":")[2],
-        profile_source=compute[1],
-        compute_ms=compute[0],
-        scale=main["scale"],
-    )
-    if check:
+    emulation = None
+    if compute:
+        emulation = Emulation(
+            profile=point.device.partition(":")[2],
+            profile_source=compute[1],
+            compute_ms=compute[0],
+            scale=main["scale"],
+        )
+    if check and emulation:
         ratio = statistics.median(slowest(check["ranks"], 0)) / statistics.median(steps)
         emulation = emulation.model_copy(
             update={"check_scale": check["scale"], "check_ratio": ratio, "converged": scale.converged(ratio)}
@@ -107,7 +109,7 @@ def trial(
         point=point,
         status="failed" if problem else "ok",
         error=problem,
-        kind="emulated",
+        kind=kind_of(point),
         started=started,
         steps=len(steps),
         step_ms=interval(steps, lambda value: value * 1e3),
@@ -118,6 +120,7 @@ def trial(
         transport=transport,
         stragglers=stragglers(main["ranks"]),
         host_cpu_percent=main["cpu"],
+        loss=main.get("losses", []),
         timing=Timing(
             launch=launch_s,
             warmup=main["warmup_s"] + (check["warmup_s"] if check else 0),
@@ -126,11 +129,15 @@ def trial(
     )
 
 
-def failure(point: Point, error: str, node: str | None, started: str, log: str | None) -> Trial:
+def kind_of(point: Point) -> Literal["emulated", "cpu", "cuda"]:
     kind = point.device.partition(":")[0]
+    return "cuda" if kind == "cuda" else "cpu" if kind == "cpu" else "emulated"
+
+
+def failure(point: Point, error: str, node: str | None, started: str, log: str | None) -> Trial:
     return Trial.model_validate(
         {
             **{"id": point.id, "point": point.model_dump(), "status": "failed", "error": error, "error_node": node},
-            **{"kind": kind, "started": started, "log": log},
+            **{"kind": kind_of(point), "started": started, "log": log},
         }
     )

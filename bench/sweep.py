@@ -23,7 +23,7 @@ from rich.table import Table
 
 from bench import launch, models, nodes, plan, record, report, scale, store
 from bench.plan import Launch, Plan
-from bench.trial import Trial
+from bench.trial import Point, Trial
 from cluster import config, lifecycle
 from cluster.contract import Contract
 from cluster.errors import InfraError, UserError
@@ -162,7 +162,8 @@ class Sweep:
         Attempt(self, one, job, worker, job.interface, log, started).run()
 
     def job(self, one: Launch, worker: str) -> launch.Job:
-        factor = scale.factor(one.nodes, one.points[0].rate_gbps)
+        emulated = self.plan.device.startswith("emulated:")
+        factor = scale.factor(one.nodes, one.points[0].rate_gbps) if emulated else 1.0
         fabric = self.contract.fabrics.get(one.fabric) or self.contract.fabrics[self.contract.active_fabric]
         return launch.Job(
             run=f"{int(time.time() * 1000):x}",
@@ -174,7 +175,12 @@ class Sweep:
             worker=f"{worker}/main.py",
             spec=self.spec(one, factor),
             scale=factor,
+            cuda=self.plan.device == "cuda",
         )
+
+    def checked(self, point: Point) -> bool:
+        """Whether a point is run at 2s too: where there is an emulated network to be wrong about."""
+        return self.check and point.nodes > 1 and point.device.startswith("emulated:")
 
     def capture_timeline(self) -> None:
         """Run the last Horovod point once more with its timeline on; that run is not a trial, tracing costs time."""
@@ -202,17 +208,23 @@ class Sweep:
     def spec(self, one: Launch, factor: float) -> str:
         trials = []
         link = self.plan.links.get(one.fabric)
+        emulated = self.plan.device.startswith("emulated:")
+        shaped = self.contract.fabrics[self.contract.active_fabric].shaped
         for point in one.points:
-            for s in (factor, 2 * factor) if self.check and point.nodes > 1 else (factor,):
+            for s in (factor, 2 * factor) if self.checked(point) else (factor,):
                 trials.append(
                     {
                         "id": point.id,
+                        "device": point.device.partition(":")[0],
+                        "model": point.model,
+                        "batch": point.batch,
+                        "pixels": models.get(point.model).input_pixels,
                         "check": s != factor,
                         "scale": s,
-                        "rate_mbit": point.rate_gbps * 1000 / s,
+                        "rate_mbit": point.rate_gbps * 1000 / s if shaped else None,
                         "burst_ms": link.burst_ms if link else None,
-                        "gradients": models.get(point.model).gradients_in_backward_order(),
-                        "compute_ms": plan.compute_ms(self.plan, point)[0],
+                        "gradients": models.get(point.model).gradients_in_backward_order() if emulated else [],
+                        "compute_ms": plan.compute_ms(self.plan, point)[0] if emulated else None,
                         "compression": point.compression,
                         "images": point.batch * point.gpus,
                         "seconds": self.plan.seconds,
@@ -313,11 +325,12 @@ class Attempt:
 
     def finish(self, event: dict[str, Any]) -> None:
         point = self.points[event["id"]]
-        if self.sweep.check and point.nodes > 1 and not event["check"]:
+        if self.sweep.checked(point) and not event["check"]:
             self.main[point.id] = event
             return
         main, check = (self.main[point.id], event) if event["check"] else (event, None)
-        compute = plan.compute_ms(self.sweep.plan, point)
+        emulated = point.device.startswith("emulated:")
+        compute = plan.compute_ms(self.sweep.plan, point) if emulated else None
         trial = record.trial(point, main, check, compute, self.interface, self.launch_s, self.started)
         steps = self.sweep.folder.write_steps(point.id, main["ranks"])
         self.sweep.keep(trial.model_copy(update={"log": self.log, "step_times": steps}))

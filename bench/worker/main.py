@@ -24,11 +24,10 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 # With the launcher gone nobody would end us.
 ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 
-from bench.worker import engines  # noqa: E402
+from bench.worker import devices, engines  # noqa: E402
 from bench.worker import statistics_of_steps as statistics  # noqa: E402
 
 CHUNK = 3
-FORWARD_SHARE = 1 / 3
 LARGEST_WARMUP = 15
 TARGET = 0.02
 CHECK_STEPS = 4
@@ -36,46 +35,6 @@ CHECK_STEPS = 4
 
 def emit(event: str, **values: Any) -> None:
     print("@bench " + json.dumps({"event": event, **values}), flush=True)
-
-
-def sleep_until(moment: float) -> None:
-    left = moment - time.perf_counter()
-    if left > 0:
-        time.sleep(left)
-
-
-class EmulatedDevice:
-    """Sleeps through compute and releases the model's gradients, n/s elements each, when a device would have them."""
-
-    def __init__(self, trial: dict[str, Any]) -> None:
-        self.forward = trial["compute_ms"] / 1000 * FORWARD_SHARE
-        self.backward = trial["compute_ms"] / 1000 - self.forward
-        self.scale = trial["scale"]
-        kind = torch.float16 if trial["compression"] == "fp16" else torch.float32
-        self.gradients = [
-            (f"{trial['id']}.{trial['scale']}.{i}", torch.ones(max(1, round(elements / self.scale)), dtype=kind), ready)
-            for i, (elements, ready) in enumerate(trial["gradients"])
-        ]
-
-    def step(self, engine: Any) -> tuple[float, float, float]:
-        """Returns seconds: the whole step, its compute, and from the first gradient to the last sum."""
-        start = time.perf_counter()
-        sleep_until(start + self.forward)
-        engine.begin(self.scale)
-        first = time.perf_counter()
-        for name, tensor, ready in self.gradients:
-            sleep_until(start + self.forward + ready * self.backward)
-            engine.submit(name, tensor.fill_(1.0))
-        sleep_until(start + self.forward + self.backward)
-        computed = time.perf_counter()
-        engine.wait()
-        end = time.perf_counter()
-        return end - start, computed - start, end - first
-
-    def check(self, size: int) -> None:
-        for name, tensor, _ in self.gradients:
-            if float(tensor[0]) != size:
-                raise RuntimeError(f"{name}: the sum over {size} processes came out as {float(tensor[0])}")
 
 
 def nic_bytes() -> dict[str, int]:
@@ -106,7 +65,7 @@ def set_rate(trial: dict[str, Any], rank: int) -> None:
         )
 
 
-def run_steps(engine: Any, device: EmulatedDevice, count: int) -> list[tuple[float, float, float]]:
+def run_steps(engine: Any, device: Any, count: int) -> list[tuple[float, float, float]]:
     return [device.step(engine) for _ in range(count)]
 
 
@@ -118,7 +77,7 @@ def slowest(engine: Any, steps: list[tuple[float, float, float]]) -> list[float]
 def run_trial(engine: Any, trial: dict[str, Any]) -> None:
     set_rate(trial, engine.local_rank)
     engine.barrier()
-    device = EmulatedDevice(trial)
+    device = devices.make(trial, engine)
     started = time.perf_counter()
     seen: list[float] = []
     while True:
@@ -128,7 +87,7 @@ def run_trial(engine: Any, trial: dict[str, Any]) -> None:
         late = time.perf_counter() - started > trial["seconds"]
         if engine.broadcast(statistics.settled(seen) or len(seen) >= LARGEST_WARMUP or late or trial["check"]):
             break
-    device.check(engine.size)
+    device.check(engine)
     warm = time.perf_counter()
     mine: list[tuple[float, float, float]] = []
     seen = []
@@ -146,6 +105,7 @@ def run_trial(engine: Any, trial: dict[str, Any]) -> None:
     sent = {name: (count - nics[name]) / len(mine) for name, count in nic_bytes().items() if name in nics}
     busy, total = (after - before for after, before in zip(cpu_times(), cpu, strict=True))
     reports = engine.gather({"node": socket.gethostname(), "local": engine.local_rank, "steps": mine, "sent": sent})
+    device.check(engine)
     if engine.rank == 0:
         emit(
             "trial",
@@ -153,6 +113,7 @@ def run_trial(engine: Any, trial: dict[str, Any]) -> None:
             scale=trial["scale"],
             check=trial["check"],
             ranks=reports,
+            losses=device.losses[:1] + device.losses[-1:],
             cpu=100 * busy / max(total, 1),
             warmup_s=warm - started,
             measure_s=time.perf_counter() - warm,
@@ -165,11 +126,12 @@ def main() -> None:
     parser.add_argument("--spec", required=True)
     parser.add_argument("--run", required=True, help="marks the processes of one launch")
     args = parser.parse_args()
-    torch.set_num_threads(1)
     spec = json.loads(base64.b64decode(args.spec))
     # Connections take the packet size that is in force when they are made, so the rate comes before them.
     set_rate(spec["trials"][0], local_rank())
     engine = engines.make(args.engine)
+    if spec["trials"][0]["device"] == "emulated":
+        torch.set_num_threads(1)
     if engine.rank == 0:
         emit("started", size=engine.size)
     for trial in spec["trials"]:

@@ -1,0 +1,128 @@
+"""What a step is done on: an emulated accelerator that waits, or a real one that trains."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from bench.worker import torch_models
+
+FORWARD_SHARE = 1 / 3
+LEARNING_RATE = 0.01
+
+# A step's seconds: the whole of it, its compute, and from the first gradient to the last sum.
+Step = tuple[float, float, float]
+
+
+def sleep_until(moment: float) -> None:
+    left = moment - time.perf_counter()
+    if left > 0:
+        time.sleep(left)
+
+
+class EmulatedDevice:
+    """Sleeps through compute and releases the model's gradients, n/s elements each, when a device would have them."""
+
+    def __init__(self, trial: dict[str, Any]) -> None:
+        self.forward = trial["compute_ms"] / 1000 * FORWARD_SHARE
+        self.backward = trial["compute_ms"] / 1000 - self.forward
+        self.scale = trial["scale"]
+        kind = torch.float16 if trial["compression"] == "fp16" else torch.float32
+        self.gradients = [
+            (f"{trial['id']}.{trial['scale']}.{i}", torch.ones(max(1, round(elements / self.scale)), dtype=kind), ready)
+            for i, (elements, ready) in enumerate(trial["gradients"])
+        ]
+        self.losses: list[float] = []
+
+    def step(self, engine: Any) -> Step:
+        start = time.perf_counter()
+        sleep_until(start + self.forward)
+        engine.begin(self.scale)
+        first = time.perf_counter()
+        for name, tensor, ready in self.gradients:
+            sleep_until(start + self.forward + ready * self.backward)
+            engine.submit(name, tensor.fill_(1.0))
+        sleep_until(start + self.forward + self.backward)
+        computed = time.perf_counter()
+        engine.wait()
+        end = time.perf_counter()
+        return end - start, computed - start, end - first
+
+    def check(self, engine: Any) -> None:
+        for name, tensor, _ in self.gradients:
+            if float(tensor[0]) != engine.size:
+                raise RuntimeError(f"{name}: the sum over {engine.size} processes came out as {float(tensor[0])}")
+
+
+class TrainingDevice:
+    """Trains for real: each gradient goes to the engine as soon as backward has it, in fp16 where that is asked for."""
+
+    def __init__(self, model: nn.Module, images: torch.Tensor, labels: torch.Tensor, name: str, half: bool) -> None:
+        self.model, self.images, self.labels, self.name, self.half = model, images, labels, name, half
+        self.optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE, momentum=0.9)
+        self.engine: Any = None
+        self.sent: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self.first = 0.0
+        self.losses: list[float] = []
+        for i, parameter in enumerate(model.parameters()):
+            parameter.register_post_accumulate_grad_hook(lambda p, i=i: self.submit(i, p))
+
+    def submit(self, number: int, parameter: torch.Tensor) -> None:
+        self.first = self.first or time.perf_counter()
+        gradient = parameter.grad
+        assert gradient is not None  # noqa: S101
+        tensor = gradient.half() if self.half else gradient
+        self.sent.append((gradient, tensor))
+        self.engine.submit(f"{self.name}.{number}", tensor)
+
+    def synchronize(self) -> None:
+        if self.images.is_cuda:
+            torch.cuda.synchronize()
+
+    def start_alike(self, engine: Any) -> None:
+        """All ranks begin with rank 0's weights."""
+        self.model.load_state_dict(engine.broadcast(self.model.state_dict()))
+
+    def step(self, engine: Any) -> Step:
+        self.engine, self.sent, self.first = engine, [], 0.0
+        start = time.perf_counter()
+        engine.begin(1.0)
+        self.optimizer.zero_grad(set_to_none=False)
+        loss = F.cross_entropy(self.model(self.images), self.labels)
+        loss.backward()
+        self.synchronize()
+        computed = time.perf_counter()
+        engine.wait()
+        for gradient, tensor in self.sent:
+            gradient.copy_(tensor).div_(engine.size)
+        self.optimizer.step()
+        self.synchronize()
+        end = time.perf_counter()
+        self.losses.append(float(loss.detach()))
+        return end - start, computed - start, end - self.first
+
+    def check(self, engine: Any) -> None:
+        """All ranks still hold the same weights."""
+        total = float(sum(parameter.detach().double().sum() for parameter in self.model.parameters()))
+        sums = engine.gather(total)
+        if max(sums) - min(sums) > 1e-6 * max(1.0, abs(sums[0])):
+            raise RuntimeError(f"the ranks' weights have come apart: their sums are {sums}")
+
+
+def make(trial: dict[str, Any], engine: Any) -> EmulatedDevice | TrainingDevice:
+    if trial["device"] == "emulated":
+        return EmulatedDevice(trial)
+    place = torch.device("cuda", engine.local_rank) if trial["device"] == "cuda" else torch.device("cpu")
+    torch.manual_seed(1)
+    model = torch_models.MODELS[trial["model"]]().to(place)
+    generator = torch.Generator().manual_seed(100 + engine.rank)
+    pixels = trial["pixels"]
+    images = torch.randn(trial["batch"], 3, pixels, pixels, generator=generator).to(place)
+    labels = torch.randint(torch_models.CLASSES, (trial["batch"],), generator=generator).to(place)
+    device = TrainingDevice(model, images, labels, trial["id"], trial["compression"] == "fp16")
+    device.start_alike(engine)
+    return device

@@ -1,0 +1,90 @@
+"""Is data-parallel training right? N ranks with batch b must end with the weights of one rank with batch N x b.
+
+Prints the largest difference, over all weights, to a single process that saw the whole batch, as JSON from rank 0.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+from torch import nn
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from bench.worker import devices, engines
+
+STEPS = 8
+BATCH = 4
+CLASSES = 10
+
+
+class Alone:
+    """The engine of one process: its own gradients are the sum."""
+
+    rank, size, local_rank = 0, 1, 0
+
+    def begin(self, scale: float) -> None: ...
+    def submit(self, name: str, tensor: torch.Tensor) -> None: ...
+    def wait(self) -> None: ...
+
+
+def network() -> nn.Sequential:
+    """No batch normalisation: its statistics depend on how a batch is shared out, and rightly so."""
+    torch.manual_seed(7)
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, stride=2),
+        nn.ReLU(),
+        nn.Conv2d(8, 16, 3, stride=2),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.LazyLinear(CLASSES),
+    )
+
+
+def train(
+    engine: engines.HorovodEngine | engines.DdpEngine | Alone, images: torch.Tensor, labels: torch.Tensor
+) -> devices.TrainingDevice:
+    model = network()
+    model(images[:1])
+    torch.manual_seed(7)
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.1)
+    device = devices.TrainingDevice(model, images, labels, "verify", half=False)
+    for _ in range(STEPS):
+        device.step(engine)
+    return device
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    engine = engines.make(sys.argv[1])
+    generator = torch.Generator().manual_seed(3)
+    images = torch.randn(BATCH * engine.size, 3, 16, 16, generator=generator)
+    labels = torch.randint(CLASSES, (BATCH * engine.size,), generator=generator)
+    mine = slice(engine.rank * BATCH, (engine.rank + 1) * BATCH)
+    device = train(engine, images[mine], labels[mine])
+    weights = [parameter.detach().tolist() for parameter in device.model.parameters()]
+    everybody = engine.gather(weights)
+    if engine.rank == 0:
+        single = train(Alone(), images, labels)
+        difference = max(
+            float((torch.tensor(ours) - theirs.detach()).abs().max())
+            for ours, theirs in zip(weights, single.model.parameters(), strict=True)
+        )
+        result = {
+            "ranks": engine.size,
+            "identical": all(other == weights for other in everybody),
+            "largest_difference": difference,
+            "first_loss": single.losses[0],
+            "last_loss": single.losses[-1],
+        }
+        print("@bench " + json.dumps(result), flush=True)
+    engine.barrier()
+    engine.close()
+
+
+if __name__ == "__main__":
+    main()
