@@ -23,11 +23,11 @@ from cluster.state import terraform_binary, write_terraform_cli_config  # noqa: 
 
 SHELL_FILES = [".ci/run", "bin/terraform"]
 LINT = {
+    "ansible-lint": [BIN / "ansible-lint", "--offline", "-q"],
     "ruff check": [BIN / "ruff", "check", "."],
     "ruff format": [BIN / "ruff", "format", "--check", "."],
     "mypy": [BIN / "mypy"],
     "yamllint": [BIN / "yamllint", "--strict", "."],
-    "ansible-lint": [BIN / "ansible-lint", "--offline", "-q"],
     "shellcheck": ["shellcheck", *SHELL_FILES],
     "terraform fmt": [terraform_binary(), "fmt", "-check", "-recursive", "terraform"],
     "generated documents": [BIN / "python", "tests/docs.py", "--check"],
@@ -74,9 +74,10 @@ class Tally:
 
 
 def check(tally: Tally, env: dict[str, str]) -> None:
+    # Two at a time, the longest first.
+    unit = {"unit tests": [BIN / "pytest", "-q", "tests/unit"]}
     with ThreadPoolExecutor(2) as pool:
-        list(pool.map(lambda item: tally.stage(item[0], list(item[1]), env, quiet=True), LINT.items()))
-    tally.stage("unit tests", [BIN / "pytest", "-q", "tests/unit"], env)
+        list(pool.map(lambda item: tally.stage(item[0], list(item[1]), env, quiet=True), (unit | LINT).items()))
 
 
 def everything(tally: Tally, env: dict[str, str]) -> None:

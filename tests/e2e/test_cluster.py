@@ -248,6 +248,39 @@ def test_sweep_again_skips_what_is_there(tmp_path):
     assert trials() == before
 
 
+@pytest.mark.parametrize("engine", ["horovod-mpi", "ddp"])
+def test_training_on_many_ranks_equals_one(engine, tmp_path):
+    """N ranks with batch b hold the same weights, and those of one rank with batch N x b."""
+    worker = podman("exec", f"{ENV}-head", "sh", "-c", "ls -td /opt/bench-worker/*/bench/worker | head -n 1")
+    hosts = [
+        "-H",
+        "head:1,w1:1,w2:1",
+        "-x",
+        "MASTER_ADDR=head",
+        "-x",
+        "MASTER_PORT=29501",
+        "-x",
+        "GLOO_SOCKET_IFNAME=fabric0",
+    ]
+    command = [
+        "sudo",
+        "-u",
+        "horovod",
+        "-H",
+        "mpirun",
+        *hosts,
+        "/opt/horovod/bin/python",
+        f"{worker}/verify.py",
+        engine,
+    ]
+    text = run("podman", "exec", f"{ENV}-head", *command, timeout=120).stdout
+    result = json.loads(text.partition("@bench ")[2].splitlines()[0])
+    assert result["ranks"] == 3
+    assert result["identical"]
+    assert result["largest_difference"] < 1e-5
+    assert result["last_loss"] < result["first_loss"]
+
+
 def ranks_left() -> str:
     return "".join(
         podman("exec", f"{ENV}-{node}", "pgrep", "-f", "bench/worker/main.py") for node in ("head", "w1", "w2")
