@@ -12,6 +12,8 @@ from nodes import Scenario
 from testinfra.backend.base import CommandResult
 from testinfra.host import Host
 
+from cluster.state import control_dir
+
 
 class Nodes:
     """The scenario's nodes, by name: run commands on them, address them, restart them."""
@@ -20,6 +22,7 @@ class Nodes:
         self.scenario = scenario
         self.names = [platform["name"] for platform in scenario.platforms]
         self.hosts: dict[str, Host] = {}
+        control_dir(scenario.state.dir).mkdir(mode=0o700, exist_ok=True)
 
     def address(self, name: str, network: str = "fabric") -> str:
         return self.scenario.addresses(self.names.index(name))[network]
@@ -30,7 +33,7 @@ class Nodes:
                 f"ssh://ops@{self.address(name, 'management')}",
                 ssh_identity_file=str(self.scenario.state.key),
                 ssh_extra_args=f"-o UserKnownHostsFile={self.scenario.state.known_hosts} -o IdentitiesOnly=yes",
-                controlpersist=0,
+                controlpath=f"{control_dir(self.scenario.state.dir)}/test-%%C",
                 sudo=True,
             )
         return self.hosts[name]

@@ -86,12 +86,12 @@ def test_configured_rate_is_restored_by_a_restart(nodes):
     assert measured(nodes, "head", "w1") > 4 * slow
 
 
-@pytest.mark.parametrize("words", ["set", "set fast", "set 0", "set 10 0", "set -5", "slower", "set 10 2 3"])
-def test_nonsense_is_refused_and_changes_nothing(nodes, words):
+def test_nonsense_is_refused_and_changes_nothing(nodes):
     before = configured(nodes)["head"]
-    done = nodes["head"].run(f"fabric-rate {words}")
-    assert done.rc != 0
-    assert "Traceback" not in done.stderr
+    for words in ("set", "set fast", "set 0", "set 10 0", "set -5", "slower", "set 10 2 3"):
+        done = nodes["head"].run(f"fabric-rate {words}")
+        assert done.rc != 0, words
+        assert "Traceback" not in done.stderr
     assert configured(nodes)["head"] == before
 
 

@@ -37,7 +37,7 @@ def test_worker_lets_the_head_in_from_the_fabric_only(nodes):
 
 
 def test_mesh_key_gives_no_terminal_and_no_forwarding(nodes):
-    assert "not a tty" in nodes.as_user("head", "ssh -tt w1 tty").stdout
+    assert "PTY allocation request failed" in nodes.as_user("head", "ssh -tt w1 tty").stderr
     forwarded = nodes.as_user("head", "ssh -o ExitOnForwardFailure=yes -o BatchMode=yes -R 7000:localhost:22 w1 true")
     assert forwarded.rc != 0
 
