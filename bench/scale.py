@@ -15,6 +15,9 @@ TOLERANCE = 0.05
 
 def factor(nodes: int, rate_gbps: float) -> float:
     """s for a point: from nodes x rate, so that the machine keeps idle CPU."""
+    if nodes == 1:
+        # No network to be true to: the less is copied, the less this machine disturbs the device's time.
+        return LARGEST
     return min(max(round(nodes * rate_gbps / BUDGET_GBPS, 1), SMALLEST), LARGEST)
 
 

@@ -128,7 +128,8 @@ def test_settles_only_when_the_steps_stop_changing():
 
 
 def test_scale_factor_grows_with_traffic_and_has_bounds():
-    assert scale.factor(1, 1) == scale.SMALLEST
+    assert scale.factor(2, 0.1) == scale.SMALLEST
+    assert scale.factor(1, 1) == scale.LARGEST
     assert scale.factor(8, 1) > scale.factor(4, 1)
     assert scale.factor(10, 100) == scale.LARGEST
 
