@@ -60,6 +60,22 @@ def install_worker(contract: Contract, nodes: list[str]) -> str:
     return f"{folder}/bench/worker"
 
 
+def restore_rates(contract: Contract, nodes: list[str]) -> None:
+    """Give the fabric its own rate back; a node that does not answer gets it at boot or by the next deploy."""
+    command = "sudo /usr/local/sbin/fabric-rate reset"
+    running = [
+        subprocess.Popen(
+            ssh(contract, node, command), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        for node in nodes
+    ]
+    for process in running:
+        try:
+            process.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+
+
 def silent(contract: Contract, nodes: list[str]) -> list[str]:
     """Which of the nodes do not answer."""
     running = {

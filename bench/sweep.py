@@ -143,10 +143,13 @@ class Sweep:
         self.lost = set(nodes.silent(self.contract, self.names))
         present = [name for name in self.names if name not in self.lost]
         worker = nodes.install_worker(self.contract, present)
-        for one in launches:
-            left = tuple(point for point in one.points if point.id not in done)
-            if left:
-                self.one_launch(replace(one, points=left), worker)
+        try:
+            for one in launches:
+                left = tuple(point for point in one.points if point.id not in done)
+                if left:
+                    self.one_launch(replace(one, points=left), worker)
+        finally:
+            nodes.restore_rates(self.contract, present)
         return self.spent
 
     def one_launch(self, one: Launch, worker: str) -> None:

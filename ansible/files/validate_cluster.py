@@ -48,6 +48,12 @@ def wire_share(interface):
     return (mtu + 14) / (mtu - 52)
 
 
+def restore_rates(nodes):
+    """A sweep that was killed leaves its own rate behind."""
+    with ThreadPoolExecutor(len(nodes)) as pool:
+        list(pool.map(lambda node: on(node, "sudo", "-n", "/usr/local/sbin/fabric-rate", "reset"), nodes))
+
+
 def measure_ring(pairs, good):
     with ThreadPoolExecutor(2) as pool:
         found = dict(zip(pairs, pool.map(measure, pairs), strict=True))
@@ -91,6 +97,7 @@ def main():
     neighbours = zip(nodes, nodes[1:] + nodes[:1], strict=True) if len(nodes) > 1 else []
     pairs = [(a, b, PORT + i) for i, (a, b) in enumerate(neighbours)]
     problems, ring = [], []
+    restore_rates(nodes)
     for (a, b, _), (gbps, problem) in measure_ring(pairs, good).items():
         ring.append({"node": a, "to": b, "gbps": round(gbps, 3), "wire_gbps": round(gbps * share, 3)})
         if problem and not gbps:
