@@ -66,6 +66,17 @@ def test_two_senders_share_the_receivers_rate(nodes):
     assert beside < 0.9 * alone, f"alone {alone:.0f} Mbit/s, beside another sender {beside:.0f}"
 
 
+def test_rate_lowered_under_traffic_does_not_block_the_fabric(nodes):
+    nodes["head"].check_output(f"iperf3 --server --one-off --daemon --port {PORT + 2}")
+    nodes["w2"].check_output(
+        f"systemd-run --quiet iperf3 --client {nodes.address('head')} --port {PORT + 2} --time {SECONDS + 1}"
+    )
+    for _ in range(5):
+        nodes["head"].check_output("fabric-rate reset")
+        set_rate(nodes, "head", SLOW)
+    assert nodes["w1"].run("ping -c 20 -i 0.1 -W 1 %s", nodes.address("head")).rc == 0
+
+
 def test_management_network_is_not_limited(nodes):
     set_rate(nodes, "head", SLOW)
     limited = measured(nodes, "w1", "head")
