@@ -39,10 +39,12 @@ def images() -> dict[str, str]:
     def say(text: str) -> None:
         print(f"image: {text}", flush=True)
 
-    return {
+    found = {
         "BASE_IMAGE": image.ensure_base(state, cluster.os_release, say),
         "NODE_IMAGE": image.ensure(state, cluster, say),
     }
+    state.remove()
+    return found
 
 
 def run(role: str, variables: dict[str, str]) -> tuple[bool, float]:
@@ -55,7 +57,7 @@ def run(role: str, variables: dict[str, str]) -> tuple[bool, float]:
         state.prepare()
         env = state.environment() | variables | {"SCENARIO_BASE": str(BASE), "MOLECULE_GLOB": "molecule/*/molecule.yml"}
         env |= {"PYTHONPATH": f"{BASE}:{ROOT}", "PYTHONDONTWRITEBYTECODE": "1", "ANSIBLE_FORCE_COLOR": "0"}
-        env |= {"NO_COLOR": "1"}
+        env |= {"NO_COLOR": "1", "MOLECULE_EPHEMERAL_DIRECTORY": str(state.dir / "molecule")}
         try:
             with log.open("w") as out:
                 done = subprocess.run(
@@ -96,7 +98,8 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     LOGS.mkdir(parents=True, exist_ok=True)
     failed = 0
-    chosen = args.roles or known
+    # The last roles take longest, so they start first.
+    chosen = args.roles or known[::-1]
     try:
         variables = images()
         with ThreadPoolExecutor(args.jobs) as pool:
