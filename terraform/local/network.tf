@@ -1,5 +1,6 @@
-# Two bridges per environment. `isolate` keeps other podman networks out (that is what lets two environments run side by
-# side); the fabric is internal: no gateway, no way in or out. What nodes accept on top is the firewall role's business.
+# Two bridges per environment. This machine forwards nothing new into the management network (that is what lets two
+# environments run side by side); the fabric is internal: no gateway, no way in or out. What nodes accept on top is the
+# firewall role's business.
 resource "terraform_data" "network" {
   for_each = local.cluster.networks
 

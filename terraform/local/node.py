@@ -63,6 +63,28 @@ def wait_for_ssh(address: str, port: int, name: str) -> None:
     sys.exit(f"node {name}: no SSH on {address}:{port} after {BOOT_TIMEOUT} s; see `podman logs {name}`")
 
 
+def nft(rules: str, check: bool = True) -> None:
+    sudo = [] if os.geteuid() == 0 else ["sudo", "-n"]
+    done = subprocess.run([*sudo, "nft", "-f", "-"], input=rules, capture_output=True, text=True)
+    if check and done.returncode:
+        sys.exit(f"nft failed: {done.stderr.strip()}")
+
+
+def table(cluster: str) -> str:
+    return f"inet horovod_cluster_{cluster.replace('-', '_')}"
+
+
+def close_to_neighbours(cluster: str, subnet: str) -> None:
+    """Nobody gets in through this machine: podman hides other networks' senders behind this machine's own address,
+    which the nodes trust, and its isolation does not hold while networks come and go."""
+    name = table(cluster)
+    chain = "type filter hook forward priority -10; policy accept;"
+    nft(
+        f"table {name}\ndelete table {name}\n"
+        f"table {name} {{ chain forward {{ {chain} ip daddr {subnet} ct state new drop }} }}"
+    )
+
+
 def create_network(spec: dict[str, Any]) -> None:
     podman("network", "rm", "-f", spec["name"], check=False)
     podman(
@@ -71,10 +93,14 @@ def create_network(spec: dict[str, Any]) -> None:
         *(["--internal"] if spec["internal"] else ["--opt", "isolate=true"]),
         spec["name"],
     )
+    if not spec["internal"]:
+        close_to_neighbours(spec["cluster"], spec["subnet"])
 
 
 def destroy_network(spec: dict[str, Any]) -> None:
     podman("network", "rm", "-f", spec["name"], check=False)
+    if not spec["internal"]:
+        nft(f"delete table {table(spec['cluster'])}", check=False)
 
 
 def create_node(spec: dict[str, Any]) -> None:
@@ -136,6 +162,7 @@ def sweep(spec: dict[str, Any]) -> None:
         podman("rm", "-f", "-i", "-t", "0", identifier)
     for network in podman("network", "ls", "-q", chosen).split():
         podman("network", "rm", "-f", network)
+    nft(f"delete table {table(spec['cluster'])}", check=False)
 
 
 ACTIONS = {
