@@ -9,12 +9,15 @@ its nodes, networks and keys are removed.
 from __future__ import annotations
 
 import argparse
+import fcntl
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 from nodes import Scenario, roles
@@ -23,7 +26,7 @@ from cluster import image
 from cluster.config import ROOT
 from cluster.errors import InfraError, UserError
 from cluster.process import die_with_parent, end_leftovers
-from cluster.state import State
+from cluster.state import CACHE, State
 
 BASE = Path(__file__).resolve().parent
 LOGS = ROOT / ".state/molecule-logs"
@@ -47,12 +50,21 @@ def images() -> dict[str, str]:
     return found
 
 
+@contextmanager
+def alone(role: str) -> Iterator[None]:
+    """Two checkouts would use the same names and subnets: the second waits."""
+    CACHE.mkdir(parents=True, exist_ok=True)
+    with (CACHE / f"molecule-{role}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
 def run(role: str, variables: dict[str, str]) -> tuple[bool, float]:
     scenario = Scenario(role)
     state = scenario.state
     log = LOGS / f"{role}.log"
-    start = time.monotonic()
-    with state.locked():
+    with alone(role), state.locked():
+        start = time.monotonic()
         end_leftovers(state.dir)
         state.prepare()
         env = state.environment() | variables | {"SCENARIO_BASE": str(BASE), "MOLECULE_GLOB": "molecule/*/molecule.yml"}
