@@ -81,7 +81,8 @@ def close_to_neighbours(cluster: str, subnet: str) -> None:
     chain = "type filter hook forward priority -10; policy accept;"
     nft(
         f"table {name}\ndelete table {name}\n"
-        f"table {name} {{ chain forward {{ {chain} ip daddr {subnet} ct state new drop }} }}"
+        f"table {name} {{\nchain forward {{\n{chain}\n"
+        f"ip saddr != {subnet} ip daddr {subnet} ct state new drop\n}}\n}}\n"
     )
 
 
