@@ -18,7 +18,6 @@ from cluster.contract import Contract
 from cluster.errors import UserError
 
 PLANS = Path(__file__).parent / "plans"
-ENGINES = ("horovod-mpi", "horovod-gloo", "ddp")
 START_SECONDS = 6
 STEPS = 16
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bench import devices
 
-# On-demand list prices of one GPU's share of a cloud instance, rounded; they drift.
+# One GPU's share of a cloud instance on demand, rounded and from memory, not looked up; they drift.
 GPU_HOUR = {"k80": 0.45, "gtx1080ti": 0.3, "p100": 1.5, "v100": 2.5, "a100": 3.7, "h100-sxm": 7.0}
 # A host's chassis, CPU and memory.
 NODE_HOUR = 0.5
