@@ -11,7 +11,7 @@ from bench.report import words
 from bench.report.points import Place
 from cluster.errors import UserError
 
-# (TFLOP/s at the precision the published training rates use, GB/s of memory), as remembered from data sheets: check yours.
+# (TFLOP/s at the precision the published training rates use, GB/s of memory); remembered, not looked up.
 PEAKS = {
     "k80": (4.37, 240, "fp32, one of the board's two dies"),
     "gtx1080ti": (11.3, 484, "fp32"),
