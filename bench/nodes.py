@@ -8,16 +8,16 @@ import subprocess
 import tarfile
 from pathlib import Path
 
+from cluster import ssh as connection
 from cluster.contract import Contract
 from cluster.errors import InfraError
-from cluster.lifecycle import ssh_argv
 
 WORKER = Path(__file__).parent / "worker"
 
 
 def ssh(contract: Contract, node: str, command: str) -> list[str]:
-    argv = ssh_argv(contract, node, command)
-    return [argv[0], "-o", "BatchMode=yes", "-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=4", *argv[1:]]
+    argv = connection.argv(contract, node, command)
+    return [argv[0], "-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=4", *argv[1:]]
 
 
 def worker_archive() -> tuple[str, bytes]:

@@ -9,43 +9,13 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from cluster.errors import UserError
+from cluster.settings import Fabric, Features, Networks, Ports, Section, Subnet
 
 ROOT = Path(__file__).resolve().parent.parent
 MAX_NODES = 64
-
-
-def _subnet(value: str) -> str:
-    try:
-        ipaddress.ip_network(value)
-    except ValueError as error:
-        raise ValueError(f"{error}; write a network such as 10.77.0.0/24") from None
-    return value
-
-
-Subnet = Annotated[str, AfterValidator(_subnet)]
-
-
-class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-
-class Networks(Section):
-    management: Subnet
-    fabric: Subnet
-
-
-class Ports(Section):
-    ssh: Annotated[int, Field(ge=1, le=65535)] = 22
-    jupyter: Annotated[int, Field(ge=1, le=65535)] = 8888
-
-
-class Fabric(Section):
-    rate_gbps: Annotated[float, Field(gt=0, le=800, strict=False)]
-    transport: Literal["tcp", "verbs"] = "tcp"
-    shaped: bool = False
 
 
 class Cluster(Section):
@@ -53,9 +23,10 @@ class Cluster(Section):
     provider: Literal["local"]
     nodes: Annotated[int, Field(ge=1, le=MAX_NODES)]
     os_release: Literal["bookworm", "trixie"] = "bookworm"
-    networks: Networks
+    networks: Networks | None = None
     admin_cidrs: Annotated[list[Subnet], Field(min_length=1)]
     ports: Ports = Ports()
+    features: Features = Features()
     fabrics: Annotated[dict[str, Fabric], Field(min_length=1)]
     active_fabric: str
     gpus_per_node: Annotated[int, Field(ge=0, le=16)] = 0
@@ -63,7 +34,10 @@ class Cluster(Section):
 
     @model_validator(mode="after")
     def consistent(self) -> Cluster:
-        named = {key: ipaddress.ip_network(value) for key, value in self.networks.model_dump().items()}
+        if self.provider == "local" and not self.networks:
+            raise ValueError("cluster.networks: missing; give management and fabric a network each")
+        networks = self.networks.model_dump() if self.networks else {}
+        named = {key: ipaddress.ip_network(value) for key, value in networks.items()}
         for (a, net_a), (b, net_b) in combinations(named.items(), 2):
             if net_a.overlaps(net_b):
                 raise ValueError(f"networks.{b}: {net_b} overlaps networks.{a} {net_a}; give each its own range")

@@ -3,53 +3,47 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
+from dataclasses import asdict
 
 from rich.console import Console
 
-from cluster import config, lifecycle
+from cluster import config, lifecycle, providers
 from cluster.errors import InfraError, UserError
+from cluster.providers.base import Check
 from cluster.state import State, terraform_binary, terraform_version
 from cluster.terraform import read_output
 
-TOOLS = {"podman": "podman", "runc": "runc", "mmdebstrap": "mmdebstrap", "ssh": "openssh-client", "nft": "nftables"}
 DISK_GB = 12
 
 
-def checks(env: str) -> list[dict[str, str | bool]]:
-    """Each check: name, ok, detail, fix. A bad cluster.yml raises UserError, as everywhere."""
+def checks(env: str) -> list[Check]:
+    """A bad cluster.yml raises UserError, as everywhere."""
     cluster = config.load(env)
     state = State(env)
-    found: list[dict[str, str | bool]] = []
-
-    def add(name: str, ok: bool, detail: str, fix: str) -> None:
-        found.append({"name": name, "ok": ok, "detail": detail, "fix": "" if ok else fix})
-
-    add("cluster.yml", True, f"{cluster.nodes} nodes, provider {cluster.provider}", "")
-    if cluster.provider == "local":
-        for tool, package in TOOLS.items():
-            path = shutil.which(tool) or shutil.which(tool, path="/usr/sbin:/sbin")
-            add(tool, bool(path), path or "not found", f"apt-get install {package}")
-        root = os.geteuid() == 0 or subprocess.run(["sudo", "-n", "true"], capture_output=True).returncode == 0
-        add("root", root, "root or sudo without a password" if root else "neither root nor sudo", "run as root")
+    provider = providers.provider(state, cluster)
     version = terraform_version(str(terraform_binary()))
-    add("terraform", version >= (1, 7), ".".join(map(str, version)), "make setup")
     free = shutil.disk_usage(config.ROOT).free / 1e9
-    add("disk", free > DISK_GB, f"{free:.0f} GB free", f"free {DISK_GB} GB")
+    found = [
+        Check("cluster.yml", True, f"{cluster.nodes} nodes, provider {cluster.provider}"),
+        Check("ssh", bool(shutil.which("ssh")), shutil.which("ssh") or "not found", "apt-get install openssh-client"),
+        *provider.checks(),
+        Check("terraform", version >= (1, 7), ".".join(map(str, version)), "make setup"),
+        Check("disk", free > DISK_GB, f"{free:.0f} GB free", f"free {DISK_GB} GB"),
+    ]
     if state.tfstate.exists():
+        repair = f"make deploy ENV={env}"
         try:
             contract = read_output(state)
-            real = lifecycle.real_states(state, cluster)
-            answers = lifecycle.ping(state)
+            real = provider.states(contract)
+            answers = lifecycle.ping(contract)
             for name, _ in contract.ordered():
-                current = real.get(name, {}).get("state", "missing")
+                current = real.get(name, lifecycle.MISSING).state
                 ok = current == "running" and answers[name]
                 detail = current if current != "running" or ok else "running, but a role's service is not"
-                add(f"node {name}", ok, detail, f"make deploy ENV={env}")
+                found.append(Check(f"node {name}", ok, detail, repair))
         except InfraError as error:
-            add("deployment", False, str(error), f"make deploy ENV={env}")
+            found.append(Check("deployment", False, str(error), repair))
     return found
 
 
@@ -60,14 +54,14 @@ def run(env: str, as_json: bool) -> int:
         if as_json:
             print(json.dumps({"ok": False, "failures": [{"name": "cluster.yml", "detail": str(error)}]}, indent=1))
         raise
-    failures = [check for check in found if not check["ok"]]
+    failures = [check for check in found if not check.ok]
     if as_json:
-        print(json.dumps({"ok": not failures, "failures": failures, "checks": found}, indent=1))
+        lists = {"failures": list(map(asdict, failures)), "checks": list(map(asdict, found))}
+        print(json.dumps({"ok": not failures, **lists}, indent=1))
     else:
         console = Console(highlight=False)
         for check in found:
-            mark = "ok  " if check["ok"] else "FAIL"
-            console.print(f"{mark} {check['name']}: {check['detail']}", markup=False)
-            if check["fix"]:
-                console.print(f"     fix: {check['fix']}", markup=False)
+            console.print(f"{'ok  ' if check.ok else 'FAIL'} {check.name}: {check.detail}", markup=False)
+            if not check.ok and check.fix:
+                console.print(f"     fix: {check.fix}", markup=False)
     return 1 if failures else 0

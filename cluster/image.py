@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from cluster import wheelhouse
+from cluster import roles, wheelhouse
 from cluster.config import ROOT, Cluster
 from cluster.process import run_logged
 from cluster.state import CACHE, State
@@ -50,16 +50,30 @@ def base_key(release: str) -> str:
     return digest_of(CA_ANCHORS.glob("*.crt"), release, *BASE_PACKAGES)
 
 
-def role_files() -> list[Path]:
-    """Files of the install halves; what configures a running node does not change the image."""
-    skipped = ("molecule", "README.md", "configure.yml", "validate.yml", "meta")
-    files = [path for path in (ROOT / "roles").glob("*/**/*") if path.is_file()]
+def role_files(role: str) -> list[Path]:
+    """Files of the install half; what configures a running node does not change the image."""
+    skipped = ("molecule", "configure.yml", "validate.yml", "remove.yml", "meta")
+    files = [path for path in (ROOT / "roles" / role).glob("**/*") if path.is_file()]
     return [path for path in files if not any(part in skipped for part in path.relative_to(ROOT).parts)]
 
 
-def node_key(release: str) -> str:
-    files = [*role_files(), ROOT / "ansible/image.yml", ROOT / "ansible/roles.yml", ROOT / "versions.yml"]
-    return digest_of([*files, ROOT / "nodes.lock"], base_key(release))
+def node_key(cluster: Cluster) -> str:
+    """What the install halves of the cluster's roles depend on."""
+    active = roles.active(cluster)
+    files = [path for role in active for path in role_files(role)]
+    files += [ROOT / "ansible/image.yml", ROOT / "versions.yml", ROOT / "nodes.lock"]
+    return digest_of(files, base_key(cluster.os_release), *active)
+
+
+def node_variables(state: State, cluster: Cluster) -> dict[str, object]:
+    """What the install halves need to know; the inventory gives the same to deployed nodes."""
+    return {
+        "state_dir": str(state.dir),
+        "cluster_roles": roles.active(cluster),
+        "node_key": node_key(cluster),
+        "wheelhouse": str(wheelhouse.folder()),
+        "horovod_wheel_cache": str(CACHE / "horovod"),
+    }
 
 
 def exists(state: State, image: str) -> bool:
@@ -72,7 +86,7 @@ def exists(state: State, image: str) -> bool:
 def ensure(state: State, cluster: Cluster, say: Callable[[str], None]) -> str:
     """Return the name of the node image, making it and its base first where they are missing."""
     release = cluster.os_release
-    image = f"localhost/horovod-cluster-node:{release}-{node_key(release)}"
+    image = f"localhost/horovod-cluster-node:{release}-{node_key(cluster)}"
     if exists(state, image):
         return image
     with one_at_a_time():
@@ -141,8 +155,7 @@ def bake(state: State, cluster: Cluster, base: str, image: str, wheels: Path, lo
         "mounts": {str(wheels): WHEELHOUSE_ON_NODE},
     }
     network = {"cluster": name, "name": f"{name}-management", "subnet": BUILD_SUBNET, "internal": False}
-    cache = CACHE / "horovod"
-    cache.mkdir(parents=True, exist_ok=True)
+    (CACHE / "horovod").mkdir(parents=True, exist_ok=True)
 
     def tool(action: str, value: dict[str, object]) -> None:
         env = state.environment() | {"INPUT": json.dumps(value)}
@@ -158,11 +171,7 @@ def bake(state: State, cluster: Cluster, base: str, image: str, wheels: Path, lo
             f"builder ansible_host={address} ansible_user=ops ansible_ssh_private_key_file={state.key} "
             f"ansible_ssh_common_args='{known}' ansible_python_interpreter=/usr/bin/python3\n"
         )
-        values = {
-            "wheelhouse": str(wheels),
-            "horovod_wheel_cache": str(cache),
-            "image_key": node_key(cluster.os_release),
-        }
+        values = node_variables(state, cluster)
         run_logged(
             ["ansible-playbook", "-i", inventory, ROOT / "ansible/image.yml", "-e", json.dumps(values)],
             log,

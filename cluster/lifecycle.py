@@ -16,16 +16,18 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from cluster import config, image, wheelhouse
+from cluster import config, image, providers, ssh, wheelhouse
 from cluster.config import ROOT, Cluster
 from cluster.contract import Contract
 from cluster.errors import InfraError, UserError
 from cluster.process import end_leftovers, run_logged
-from cluster.state import CACHE, State
+from cluster.providers.base import NodeState, Provider
+from cluster.state import State
 from cluster.terraform import Root, read_output
 
 console = Console(highlight=False, soft_wrap=True)
 STARTED = time.monotonic()
+MISSING = NodeState("missing")
 
 
 def say(text: str) -> None:
@@ -40,26 +42,15 @@ def phase(name: str) -> Iterator[None]:
     say(f"{name}: done in {time.monotonic() - start:.1f} s")
 
 
-def node_tool(state: State, cluster: Cluster, action: str, **values: object) -> str:
-    """Ask the provider's node.py, where it has one, about the nodes themselves."""
-    tool = ROOT / "terraform" / cluster.provider / "node.py"
-    env = state.environment() | {"INPUT": json.dumps({"cluster": cluster.name, **values})}
-    done = subprocess.run([sys.executable, tool, action], env=env, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise InfraError(done.stderr.strip())
-    return done.stdout
-
-
-def real_states(state: State, cluster: Cluster) -> dict[str, dict[str, Any]]:
-    found: dict[str, dict[str, Any]] = json.loads(node_tool(state, cluster, "states"))
-    return found
-
-
-def playbook(state: State, name: str, **values: object) -> str:
-    argv: list[str | Path] = ["ansible-playbook", "-i", ROOT / "inventories" / state.env, ROOT / "ansible" / name]
-    return run_logged(
-        [*argv, "-e", json.dumps(values)], state.log("ansible"), state.environment(), f"ansible/{name}", cwd=ROOT
-    )
+def playbook(state: State, name: str, *options: str) -> str:
+    argv: list[str | Path] = [
+        "ansible-playbook",
+        "-i",
+        ROOT / "inventories" / state.env,
+        ROOT / "ansible" / name,
+        *options,
+    ]
+    return run_logged(argv, state.log("ansible"), state.environment(), f"ansible/{name}", cwd=ROOT)
 
 
 def count_changes(output: str) -> int:
@@ -80,20 +71,20 @@ def deploy(env: str, nodes: int | None, as_json: bool) -> None:
         if ended:
             say(f"ended {ended} processes of an earlier, interrupted run")
         state.prepare()
+        provider = providers.provider(state, cluster)
+        provider.prepare(say)
         with phase("image"):
-            name = image.ensure(state, cluster, say)
+            if not provider.image(say):
+                say("nodes get everything from Ansible: filling the wheelhouse for them")
+                wheelhouse.fill(state.log("image"))
         with phase(f"terraform: {cluster.nodes} nodes"):
-            contract = apply(state, cluster, name)
+            contract = apply(state, cluster, provider)
+            provider.applied(contract, say)
         with phase("ansible: configure"):
-            values = {
-                "image_key": image.node_key(cluster.os_release),
-                "wheelhouse": str(wheelhouse.folder()),
-                "horovod_wheel_cache": str(CACHE / "horovod"),
-            }
-            changed = count_changes(playbook(state, "site.yml", **values))
+            changed = count_changes(playbook(state, "site.yml"))
             say(f"ansible changed {changed} things")
         with phase("validate"):
-            playbook(state, "validate.yml", validation_file=str(state.validation))
+            playbook(state, "validate.yml")
     result = json.loads(state.validation.read_text())
     if as_json:
         print(json.dumps(result, indent=1))
@@ -102,29 +93,17 @@ def deploy(env: str, nodes: int | None, as_json: bool) -> None:
         next_steps(env, contract)
 
 
-def apply(state: State, cluster: Cluster, image_name: str) -> Contract:
+def apply(state: State, cluster: Cluster, provider: Provider) -> Contract:
     """Terraform, after looking at what really runs: it does not notice a node that died."""
-    root = Root(state, cluster)
-    replace = []
+    root = Root(state, cluster, provider)
+    known = None
     if state.tfstate.exists():
-        try:
-            known = root.output().nodes
-        except InfraError:
-            known = {}
-        real = real_states(state, cluster)
-        for name, node in known.items():
-            if int(node.index) >= cluster.nodes:
-                continue
-            if name not in real:
-                say(f"node {name} is gone: creating it again")
-                replace.append(name)
-            elif real[name]["state"] != "running":
-                say(f"node {name} is {real[name]['state']}: starting it")
-                addresses = {"management": node.management_address}
-                node_tool(state, cluster, "start", name=name, addresses=addresses, ssh_port=cluster.ports.ssh)
+        # No output: an apply that was interrupted; this one completes it.
+        with suppress(InfraError):
+            known = root.output()
     else:
-        node_tool(state, cluster, "sweep")
-    root.apply(image_name, replace)
+        provider.sweep()
+    root.apply(provider.repair(known, say) if known else [])
     return root.output()
 
 
@@ -156,13 +135,12 @@ def status(env: str, as_json: bool) -> int:
     cluster = config.load(env)
     state = State(env)
     contract = read_output(state)
-    real = real_states(state, cluster)
-    seen = ping(state)
+    real = providers.provider(state, cluster).states(contract)
+    seen = ping(contract)
     rows = []
     for name, node in contract.ordered():
-        info = real.get(name)
-        current = info["state"] if info else "missing"
-        since = int(info["since"]) if info and current == "running" else None
+        info = real.get(name, MISSING)
+        current, since = info.state, info.since if info.state == "running" else None
         rows.append(
             {
                 "node": name,
@@ -194,27 +172,13 @@ def status(env: str, as_json: bool) -> int:
 ROLES_OK = "systemctl is-active -q nftables fabric-rate cluster-hosts ssh && test -x /opt/horovod/bin/horovodrun"
 
 
-def ssh_argv(contract: Contract, node: str, *command: str) -> list[str]:
-    target = contract.nodes[node]
-    argv = ["ssh", "-i", contract.ssh.key, "-o", "IdentitiesOnly=yes", "-o", "ConnectTimeout=5"]
-    argv += ["-o", f"UserKnownHostsFile={contract.ssh.known_hosts}", "-o", "StrictHostKeyChecking=yes"]
-    if contract.ssh.jump_host:
-        argv += ["-J", contract.ssh.jump_host]
-    return [*argv, f"{contract.ssh.user}@{target.management_address}", *command]
-
-
-def ping(state: State) -> dict[str, bool]:
+def ping(contract: Contract) -> dict[str, bool]:
     """Which nodes answer over SSH with their roles in order; all asked at once."""
-    contract = read_output(state)
     running = {
-        name: subprocess.Popen(
-            [*ssh_argv(contract, name)[:1], "-o", "BatchMode=yes", *ssh_argv(contract, name, ROLES_OK)[1:]],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
+        name: subprocess.Popen(ssh.argv(contract, name, ROLES_OK), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         for name in contract.nodes
     }
-    return {name: process.wait(timeout=30) == 0 for name, process in running.items()}
+    return {name: process.wait(timeout=60) == 0 for name, process in running.items()}
 
 
 def shell(env: str, node: str) -> None:
@@ -222,24 +186,24 @@ def shell(env: str, node: str) -> None:
     if node not in contract.nodes:
         names = ", ".join(name for name, _ in contract.ordered())
         raise UserError(f"NODE={node}: no such node; choose one of {names}")
-    argv = ssh_argv(contract, node)
+    argv = ssh.argv(contract, node, batch=False)
     os.execvp(argv[0], argv)  # noqa: S606
 
 
 def destroy(env: str) -> None:
     cluster = config.load(env)
     state = State(env)
+    provider = providers.provider(state, cluster)
     with state.locked():
         end_leftovers(state.dir)
         if state.dir.exists():
             state.prepare()
         if state.tfstate.exists():
             with phase("terraform destroy"):
-                Root(state, cluster).destroy()
+                Root(state, cluster, provider).destroy()
         with phase("sweep what is left"):
             state.prepare()
-            for name in (cluster.name, f"{cluster.name}-build"):
-                node_tool(state, cluster.model_copy(update={"name": name}), "sweep")
+            provider.sweep()
             end_leftovers(state.dir)
             state.remove()
     (state.dir.parent / f"{env}.lock").unlink(missing_ok=True)

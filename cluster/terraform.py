@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from typing import Any
 
 from python_terraform import IsFlagged, IsNotFlagged, Terraform
@@ -12,18 +11,18 @@ from cluster import contract
 from cluster.config import ROOT, Cluster, cluster_file
 from cluster.errors import InfraError
 from cluster.process import reason
+from cluster.providers.base import Provider
 from cluster.state import State, terraform_binary
 
 
 class Root:
     """One Terraform root with the state of one environment."""
 
-    def __init__(self, state: State, cluster: Cluster) -> None:
-        self.state = state
-        self.cluster = cluster
+    def __init__(self, state: State, cluster: Cluster, provider: Provider) -> None:
+        self.state, self.cluster, self.provider = state, cluster, provider
         self.dir = ROOT / "terraform" / cluster.provider
         # python-terraform passes its own process's environment on.
-        os.environ.update(state.environment())
+        os.environ.update(state.environment() | provider.environment())
         self._terraform = Terraform(working_dir=str(self.dir), terraform_bin_path=str(terraform_binary()))
 
     def _checked(self, what: str, result: tuple[int, str, str], ok: tuple[int, ...] = (0,)) -> str:
@@ -40,7 +39,7 @@ class Root:
         if not (self.state.dir / "terraform/modules/modules.json").exists():
             self._checked("init", self._terraform.init(input=False, no_color=IsFlagged))
 
-    def _options(self, image: str) -> dict[str, Any]:
+    def _options(self) -> dict[str, Any]:
         return {
             "state": str(self.state.tfstate),
             "input": False,
@@ -48,21 +47,20 @@ class Root:
             "var": {
                 "cluster_file": str(cluster_file(self.state.env)),
                 "nodes": str(self.cluster.nodes),
-                "image": image,
                 "state_dir": str(self.state.dir),
-                "python": sys.executable,
+                **self.provider.variables(),
             },
         }
 
-    def apply(self, image: str, replace: list[str]) -> str:
-        """Create what is missing; replace names nodes that are gone behind Terraform's back."""
+    def apply(self, replace: list[str]) -> str:
+        """Create what is missing; replace has the addresses of what is gone behind Terraform's back."""
         self.init()
-        flags = [f'-replace=terraform_data.node["{name}"]' for name in replace]
-        return self._checked("apply", self._terraform.apply(*flags, skip_plan=True, **self._options(image)))
+        flags = [f"-replace={address}" for address in replace]
+        return self._checked("apply", self._terraform.apply(*flags, skip_plan=True, **self._options()))
 
     def destroy(self) -> None:
         self.init()
-        options = self._options("none") | {"force": IsNotFlagged, "auto_approve": IsFlagged}
+        options = self._options() | {"force": IsNotFlagged, "auto_approve": IsFlagged}
         self._checked("destroy", self._terraform.destroy(**options))
 
     def output(self) -> contract.Contract:

@@ -17,6 +17,8 @@ VENV = ROOT / ".venv"
 if Path(sys.prefix) != VENV and (VENV / "bin/python").exists():
     os.execv(VENV / "bin/python", [str(VENV / "bin/python"), *sys.argv])  # noqa: S606
 
+from cluster import config, image, ssh  # noqa: E402
+from cluster.config import Cluster  # noqa: E402
 from cluster.contract import Contract  # noqa: E402
 from cluster.errors import InfraError, UserError  # noqa: E402
 from cluster.state import State  # noqa: E402
@@ -24,18 +26,15 @@ from cluster.terraform import read_output  # noqa: E402
 
 
 def ssh_vars(contract: Contract) -> dict[str, Any]:
-    args = f"-o UserKnownHostsFile={contract.ssh.known_hosts} -o StrictHostKeyChecking=yes -o IdentitiesOnly=yes"
-    if contract.ssh.jump_host:
-        args += f" -o ProxyJump={contract.ssh.jump_host}"
     return {
         "ansible_user": contract.ssh.user,
         "ansible_ssh_private_key_file": contract.ssh.key,
-        "ansible_ssh_common_args": args,
+        "ansible_ssh_common_args": " ".join(ssh.options(contract)),
         "ansible_python_interpreter": "/usr/bin/python3",
     }
 
 
-def inventory(contract: Contract) -> dict[str, Any]:
+def inventory(contract: Contract, state: State, cluster: Cluster) -> dict[str, Any]:
     names = [name for name, _ in contract.ordered()]
     hostvars = {
         name: {
@@ -54,6 +53,7 @@ def inventory(contract: Contract) -> dict[str, Any]:
             "hosts": names,
             "vars": {
                 **ssh_vars(contract),
+                **image.node_variables(state, cluster),
                 "contract_fabrics": {key: value.model_dump() for key, value in contract.fabrics.items()},
                 "contract_active_fabric": contract.active_fabric,
                 "contract_provider": contract.provider,
@@ -69,7 +69,8 @@ def main() -> int:
     called = Path(sys.argv[0]).absolute().parent
     env = os.environ.get("ENV", "local") if called.name == "inventories" else called.name
     try:
-        print(json.dumps(inventory(read_output(State(env))), indent=1))
+        state = State(env)
+        print(json.dumps(inventory(read_output(state), state, config.load(env)), indent=1))
     except (UserError, InfraError) as error:
         print(f"inventory: {error}", file=sys.stderr)
         return error.exit_code

@@ -35,7 +35,7 @@ mode, then really, then again (nothing may change), and tests what the nodes the
 
 
 def roles() -> list[str]:
-    ordered: list[str] = yaml.safe_load((ROOT / "ansible/roles.yml").read_text())["cluster_roles"]
+    ordered = [entry["role"] for entry in yaml.safe_load((ROOT / "ansible/roles.yml").read_text())["cluster_roles"]]
     found = {path.parent.parent.name for path in ROOT.glob("roles/*/tasks/main.yml")}
     return [role for role in ordered if role in found] + sorted(found - set(ordered))
 

@@ -42,6 +42,8 @@ def environment(tmp: str) -> dict[str, str]:
         "PATH": f"{BIN}:{os.environ['PATH']}",
         "TF_CLI_CONFIG_FILE": str(config),
         "TF_DATA_DIR": str(Path(tmp) / "terraform"),
+        # ansible-lint does not read ansible/ansible.cfg.
+        "ANSIBLE_ACTION_PLUGINS": str(ROOT / "ansible/plugins/action"),
     }
 
 

@@ -25,9 +25,10 @@ from typing import Any
 import yaml
 
 from cluster import config, image
+from cluster import roles as cluster_roles
 from cluster.config import ROOT, Cluster
 from cluster.contract import Contract, parse
-from cluster.state import CACHE, State
+from cluster.state import State
 
 NETWORKS = ip_network("10.78.0.0/16")
 FIRST_ADDRESS = 10
@@ -35,7 +36,7 @@ FIRST_ADDRESS = 10
 
 def roles() -> list[str]:
     """Roles that have a scenario, in the order in which a node gets them."""
-    ordered: list[str] = yaml.safe_load((ROOT / "ansible/roles.yml").read_text())["cluster_roles"]
+    ordered = cluster_roles.ordered()
     found = {path.parents[2].name for path in ROOT.glob("roles/*/molecule/default/molecule.yml")}
     return [role for role in ordered if role in found] + sorted(found - set(ordered))
 
@@ -117,13 +118,11 @@ class Scenario:
     def inventory(self) -> dict[str, Any]:
         module = dynamic_inventory()
         contract = self.contract()
-        found: dict[str, Any] = module.inventory(contract)
+        found: dict[str, Any] = module.inventory(contract, self.state, self.cluster)
         found["all"]["vars"] = {
             **module.ssh_vars(contract),
             "cluster": self.cluster.model_dump(),
             "versions": config.versions(),
-            "wheelhouse": str(image.wheelhouse.folder()),
-            "horovod_wheel_cache": str(CACHE / "horovod"),
         }
         for position, platform in enumerate(self.platforms):
             found["_meta"]["hostvars"].setdefault(

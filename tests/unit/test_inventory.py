@@ -5,9 +5,10 @@ import importlib.util
 
 import pytest
 
-from cluster import contract
+from cluster import config, contract
 from cluster.config import ROOT
 from cluster.errors import InfraError
+from cluster.state import State
 
 spec = importlib.util.spec_from_file_location("inventory", ROOT / "inventories/terraform.py")
 inventory = importlib.util.module_from_spec(spec)
@@ -39,12 +40,12 @@ OUTPUT = {
 
 
 def test_hosts_come_in_the_order_of_their_numbers():
-    hosts = inventory.inventory(contract.parse(OUTPUT))["cluster"]["hosts"]
+    hosts = inventory.inventory(contract.parse(OUTPUT), State("local"), config.load("local"))["cluster"]["hosts"]
     assert hosts == ["head", *(f"w{i}" for i in range(1, 12))]
 
 
 def test_groups_and_strict_host_keys():
-    made = inventory.inventory(contract.parse(OUTPUT))
+    made = inventory.inventory(contract.parse(OUTPUT), State("local"), config.load("local"))
     assert made["head"]["hosts"] == ["head"]
     assert "head" not in made["workers"]["hosts"]
     assert "StrictHostKeyChecking=yes" in made["cluster"]["vars"]["ansible_ssh_common_args"]

@@ -1,0 +1,67 @@
+"""What deploy, status, doctor and destroy ask of a provider; here, the answers of one that needs nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from cluster.config import Cluster
+from cluster.contract import Contract
+from cluster.state import State
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line of doctor: fix is the command that mends it."""
+
+    name: str
+    ok: bool
+    detail: str
+    fix: str = ""
+
+
+@dataclass(frozen=True)
+class NodeState:
+    """state is `running` or the provider's own word for why not; since is in seconds of the epoch."""
+
+    state: str
+    since: int | None = None
+
+
+class Provider:
+    def __init__(self, state: State, cluster: Cluster) -> None:
+        self.state, self.cluster = state, cluster
+
+    def image(self, say: Say) -> str:
+        """Make the image that nodes boot from; empty where nodes get everything from Ansible."""
+        return ""
+
+    def prepare(self, say: Say) -> None:
+        """Before Terraform: what must be true of the outside world, or a UserError."""
+
+    def variables(self) -> dict[str, str]:
+        """What this provider's Terraform root takes besides cluster_file, nodes and state_dir."""
+        return {}
+
+    def environment(self) -> dict[str, str]:
+        """What its Terraform needs in the environment on top of State.environment()."""
+        return {}
+
+    def states(self, contract: Contract) -> dict[str, NodeState]:
+        """What the nodes really are, whatever Terraform believes. A node that is missing here is gone."""
+        return {name: NodeState("running") for name in contract.nodes}
+
+    def repair(self, contract: Contract, say: Say) -> list[str]:
+        """Start what stopped; return the Terraform addresses of what is gone and must be made again."""
+        return []
+
+    def applied(self, contract: Contract, say: Say) -> None:
+        """After Terraform, before Ansible: until nodes answer and their host keys are known."""
+
+    def sweep(self) -> None:
+        """Remove what Terraform does not know of; InfraError names what cannot be removed."""
+
+    def checks(self) -> list[Check]:
+        return []
