@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import json
 import os
 import re
 import resource
@@ -134,10 +135,16 @@ def provider_mirror() -> Path | None:
 
 
 def write_terraform_cli_config(path: Path) -> None:
+    """Providers that the mirror has come from there only: Terraform would ask the registry for them as well."""
     mirror = provider_mirror()
     text = "disable_checkpoint = true\n"
     if mirror:
-        text += f'provider_installation {{\n  filesystem_mirror {{ path = "{mirror}" }}\n  direct {{}}\n}}\n'
+        found = sorted(str(folder.relative_to(mirror)) for folder in mirror.glob("registry.terraform.io/*/*"))
+        names = json.dumps(found)
+        text += (
+            f'provider_installation {{\n  filesystem_mirror {{\n    path = "{mirror}"\n    include = {names}\n  }}\n'
+            f"  direct {{ exclude = {names} }}\n}}\n"
+        )
     path.write_text(text)
 
 

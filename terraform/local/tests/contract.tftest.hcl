@@ -22,6 +22,16 @@ run "one_head_and_workers" {
   }
 }
 
+run "contract_has_the_shape_of_every_root" {
+  command = plan
+  module {
+    source = "../modules/contract"
+  }
+  variables {
+    cluster = run.one_head_and_workers.cluster
+  }
+}
+
 run "count_is_overridden" {
   command = plan
   variables {

@@ -1,0 +1,145 @@
+# Nodes are EC2 instances of Debian, all in one subnet: close together, encrypted, and closed but for the admin networks.
+locals {
+  cluster = yamldecode(file(var.cluster_file)).cluster
+  aws     = local.cluster.aws
+  types   = yamldecode(file("${path.module}/instances.yml")).types
+  tags = {
+    HorovodCluster = local.cluster.name
+    Owner          = local.aws.owner
+    Expires        = var.expires
+  }
+
+  head_type = coalesce(local.aws.head_type, local.aws.instance_type)
+  nodes = {
+    for name, node in module.nodes.nodes : name => merge(node, {
+      type = node.role == "head" ? local.head_type : local.aws.instance_type
+    })
+  }
+  # Nodes of another type than the workers' may not fit into the same placement group.
+  placed = { for name, node in local.nodes : name => node.type == local.aws.instance_type && local.aws.placement_group }
+  # EFA interfaces can only be asked for through a launch template.
+  efa_types = toset([for node in values(local.nodes) : node.type if try(local.types[node.type].efa, 0) > 0])
+  # More than one interface rules out a public address, so the others are for subnets that you reach from inside.
+  efa_interfaces = { for type in local.efa_types : type => local.aws.subnet_id == null ? 1 : local.types[type].efa }
+}
+
+module "nodes" {
+  source = "../modules/nodes"
+  nodes  = coalesce(var.nodes, local.cluster.nodes)
+}
+
+data "aws_ami" "node" {
+  count       = local.aws.ami.id == null ? 1 : 0
+  owners      = [local.aws.ami.owner]
+  most_recent = true
+
+  filter {
+    name   = "name"
+    values = [local.aws.ami.name]
+  }
+}
+
+resource "aws_key_pair" "admin" {
+  key_name   = local.cluster.name
+  public_key = local.public_key
+}
+
+resource "aws_placement_group" "cluster" {
+  count    = local.aws.placement_group ? 1 : 0
+  name     = local.cluster.name
+  strategy = "cluster"
+}
+
+resource "aws_launch_template" "efa" {
+  for_each = local.efa_types
+  name     = "${local.cluster.name}-${replace(each.key, ".", "-")}"
+
+  dynamic "network_interfaces" {
+    for_each = range(local.efa_interfaces[each.key])
+    content {
+      interface_type        = "efa"
+      network_card_index    = network_interfaces.value
+      device_index          = network_interfaces.value == 0 ? 0 : 1
+      subnet_id             = local.subnet_id
+      security_groups       = [aws_security_group.cluster.id]
+      delete_on_termination = true
+    }
+  }
+  metadata_options {
+    http_endpoint = "enabled"
+    http_tokens   = "required"
+  }
+}
+
+resource "aws_instance" "node" {
+  for_each = local.nodes
+
+  ami                  = local.aws.ami.id == null ? data.aws_ami.node[0].id : local.aws.ami.id
+  instance_type        = each.value.type
+  key_name             = aws_key_pair.admin.key_name
+  placement_group      = local.placed[each.key] ? aws_placement_group.cluster[0].name : null
+  iam_instance_profile = local.aws.data_bucket == null ? null : aws_iam_instance_profile.node[0].name
+  user_data            = local.user_data
+  ebs_optimized        = true
+
+  # With EFA, the launch template says where the node is plugged in.
+  subnet_id              = contains(local.efa_types, each.value.type) ? null : local.subnet_id
+  vpc_security_group_ids = contains(local.efa_types, each.value.type) ? null : [aws_security_group.cluster.id]
+
+  dynamic "launch_template" {
+    for_each = contains(local.efa_types, each.value.type) ? [each.value.type] : []
+    content {
+      id      = aws_launch_template.efa[launch_template.value].id
+      version = aws_launch_template.efa[launch_template.value].latest_version
+    }
+  }
+
+  dynamic "instance_market_options" {
+    for_each = local.aws.spot ? ["spot"] : []
+    content {
+      market_type = "spot"
+    }
+  }
+
+  root_block_device {
+    volume_type           = "gp3"
+    volume_size           = local.aws.root_gb
+    encrypted             = true
+    delete_on_termination = true
+  }
+
+  metadata_options {
+    http_endpoint               = "enabled"
+    http_tokens                 = "required"
+    http_put_response_hop_limit = 1
+  }
+
+  tags        = { Name = "${local.cluster.name}-${each.key}" }
+  volume_tags = merge(local.tags, { Name = "${local.cluster.name}-${each.key}" })
+
+  lifecycle {
+    precondition {
+      condition     = contains(keys(local.types), each.value.type)
+      error_message = "cluster.aws: instance type ${each.value.type} is not in terraform/aws/instances.yml; add it or choose another."
+    }
+    precondition {
+      condition     = contains(local.efa_types, each.value.type) || alltrue([for fabric in local.cluster.fabrics : fabric.transport == "tcp"])
+      error_message = "cluster.fabrics: transport verbs needs EFA, which ${each.value.type} does not have; use tcp or another instance type."
+    }
+    # A newer Debian or an edited start-up script is no reason to lose a running node.
+    ignore_changes = [ami, user_data]
+  }
+
+  depends_on = [aws_route_table_association.cluster]
+}
+
+locals {
+  public_key = trimspace(file("${var.state_dir}/id_ed25519.pub"))
+  user_data = templatefile("${path.module}/cloud-init.yml", {
+    key     = local.public_key
+    scratch = local.aws.scratch
+  })
+  management_addresses = {
+    for name, node in aws_instance.node : name => node.public_ip == "" || node.public_ip == null ? node.private_ip : node.public_ip
+  }
+}
