@@ -39,6 +39,9 @@ shell: setup ## log in to a node   NODE=w1
 doctor: setup ## what is missing or broken, and the command that fixes it
 	@$(CLUSTER) doctor
 
+cost: setup ## what the nodes cost per hour and so far, and the budget   [ENV=aws]
+	@$(CLUSTER) cost
+
 destroy: setup ## remove every node, network, key and state of ENV
 	@$(CLUSTER) destroy
 
@@ -67,4 +70,4 @@ perf-predict: setup ## measure how fast predictions are
 perf-report: setup ## measure how fast 10,000 trials become a report
 	@$(VENV)/python tests/perf/report_scale.py
 
-.PHONY: help deploy bench report explain predict perf-predict perf-report status scale shell doctor destroy clean setup check test lock perf-deploy
+.PHONY: help deploy bench report explain predict perf-predict perf-report status scale shell doctor cost destroy clean setup check test lock perf-deploy

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from cluster import doctor, lifecycle
+from cluster import cost, doctor, lifecycle
 from cluster.errors import InfraError, UserError
 
 
@@ -28,6 +28,7 @@ def main(argv: list[str] | None = None) -> int:
         command(name, text).add_argument("--nodes", type=int, help="number of nodes, head included")
     command("status", "what each node is and whether it works")
     command("doctor", "what is missing or broken, and the command that fixes it")
+    command("cost", "what the nodes cost per hour and so far, and the budget")
     command("destroy", "remove every node, network, key and state of the environment")
     command("clean", "remove cached images and packages")
     command("shell", "log in to a node").add_argument("node", nargs="?", default="head")
@@ -40,6 +41,8 @@ def main(argv: list[str] | None = None) -> int:
             return lifecycle.status(args.env, args.json)
         if args.command == "doctor":
             return doctor.run(args.env, args.json)
+        if args.command == "cost":
+            return cost.run(args.env, args.json)
         if args.command == "destroy":
             lifecycle.destroy(args.env)
         elif args.command == "clean":

@@ -12,30 +12,36 @@ import yaml
 from pydantic import Field, ValidationError, model_validator
 
 from cluster.errors import UserError
-from cluster.settings import Fabric, Features, Networks, Ports, Section, Subnet
+from cluster.settings import Aws, Fabric, Features, Networks, Ports, Section, Subnet
 
 ROOT = Path(__file__).resolve().parent.parent
 MAX_NODES = 64
+# A shorter prefix than this is not somebody's network; halves of the world are the world too.
+NARROWEST_WORLD = 8
 
 
 class Cluster(Section):
     name: Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]{0,19}$")]
-    provider: Literal["local"]
+    provider: Literal["local", "aws"]
     nodes: Annotated[int, Field(ge=1, le=MAX_NODES)]
     os_release: Literal["bookworm", "trixie"] = "bookworm"
     networks: Networks | None = None
     admin_cidrs: Annotated[list[Subnet], Field(min_length=1)]
+    allow_world_open: bool = False
     ports: Ports = Ports()
     features: Features = Features()
     fabrics: Annotated[dict[str, Fabric], Field(min_length=1)]
     active_fabric: str
     gpus_per_node: Annotated[int, Field(ge=0, le=16)] = 0
     gpu_model: str = "none"
+    aws: Aws | None = None
 
     @model_validator(mode="after")
     def consistent(self) -> Cluster:
         if self.provider == "local" and not self.networks:
             raise ValueError("cluster.networks: missing; give management and fabric a network each")
+        if self.provider != "local" and getattr(self, self.provider) is None:
+            raise ValueError(f"{self.provider}: missing; provider {self.provider} needs a section of that name")
         networks = self.networks.model_dump() if self.networks else {}
         named = {key: ipaddress.ip_network(value) for key, value in networks.items()}
         for (a, net_a), (b, net_b) in combinations(named.items(), 2):
@@ -51,8 +57,9 @@ class Cluster(Section):
             if not re.fullmatch(r"[a-z0-9]+", key):
                 raise ValueError(f"fabrics.{key}: use lower-case letters and digits only")
         for cidr in self.admin_cidrs:
-            if ipaddress.ip_network(cidr).prefixlen == 0:
-                raise ValueError(f"admin_cidrs: {cidr} opens SSH to the world; name the networks you work from")
+            if ipaddress.ip_network(cidr).prefixlen < NARROWEST_WORLD and not self.allow_world_open:
+                fix = "name the networks you work from, or set allow_world_open: true"
+                raise ValueError(f"admin_cidrs: {cidr} opens SSH to the world; {fix}")
         return self
 
 

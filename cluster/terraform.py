@@ -1,8 +1,12 @@
-"""python-terraform behind three calls: apply, destroy, output. It predates Terraform 1.x; what that takes is here."""
+"""python-terraform behind plan, apply, destroy and output. It predates Terraform 1.x; what that takes is here."""
 
 from __future__ import annotations
 
 import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from python_terraform import IsFlagged, IsNotFlagged, Terraform
@@ -13,6 +17,23 @@ from cluster.errors import InfraError
 from cluster.process import reason
 from cluster.providers.base import Provider
 from cluster.state import State, terraform_binary
+
+
+@contextmanager
+def interrupted_last() -> Iterator[None]:
+    """Ctrl-C reaches Terraform as well, and it stops in order. Were we gone before it, it would die at its next line of
+    output, before it has written down what it created."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    seen: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _: seen.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if seen:
+            raise KeyboardInterrupt
 
 
 class Root:
@@ -56,12 +77,21 @@ class Root:
         """Create what is missing; replace has the addresses of what is gone behind Terraform's back."""
         self.init()
         flags = [f"-replace={address}" for address in replace]
-        return self._checked("apply", self._terraform.apply(*flags, skip_plan=True, **self._options()))
+        with interrupted_last():
+            return self._checked("apply", self._terraform.apply(*flags, skip_plan=True, **self._options()))
+
+    def plan(self) -> tuple[bool, str]:
+        """Whether an apply would change anything, and what."""
+        self.init()
+        code, out, err = self._terraform.plan(**self._options())
+        text = self._checked("plan", (code, out, err), ok=(0, 2))
+        return code == 2, text
 
     def destroy(self) -> None:
         self.init()
         options = self._options() | {"force": IsNotFlagged, "auto_approve": IsFlagged}
-        self._checked("destroy", self._terraform.destroy(**options))
+        with interrupted_last():
+            self._checked("destroy", self._terraform.destroy(**options))
 
     def output(self) -> contract.Contract:
         return read_output(self.state, self._terraform)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from cluster.config import Cluster
+from cluster.providers.aws import Aws
 from cluster.providers.base import Provider
 from cluster.providers.local import Local
 from cluster.state import State
 
-PROVIDERS: dict[str, type[Provider]] = {"local": Local}
+PROVIDERS: dict[str, type[Provider]] = {"aws": Aws, "local": Local}
 
 
 def provider(state: State, cluster: Cluster) -> Provider:

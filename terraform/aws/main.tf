@@ -42,12 +42,16 @@ data "aws_ami" "node" {
 resource "aws_key_pair" "admin" {
   key_name   = local.cluster.name
   public_key = local.public_key
+  # Ctrl-C cuts off calls under way, and a name that is taken cannot be made again: names come after the network.
+  depends_on = [aws_vpc.cluster]
 }
 
 resource "aws_placement_group" "cluster" {
   count    = local.aws.placement_group ? 1 : 0
   name     = local.cluster.name
   strategy = "cluster"
+
+  depends_on = [aws_vpc.cluster]
 }
 
 resource "aws_launch_template" "efa" {

@@ -102,7 +102,7 @@ resource "aws_security_group" "cluster" {
 
   lifecycle {
     precondition {
-      condition     = length(local.world_open) == 0 || local.cluster.allow_world_open
+      condition     = length(local.world_open) == 0 || try(local.cluster.allow_world_open, false)
       error_message = "cluster.admin_cidrs: ${join(", ", local.world_open)} opens SSH to the world; name the networks you work from, or set allow_world_open: true."
     }
   }

@@ -3,6 +3,8 @@ resource "aws_s3_bucket" "data" {
   count         = local.aws.data_bucket == null ? 0 : 1
   bucket        = local.aws.data_bucket
   force_destroy = true
+
+  depends_on = [aws_vpc.cluster]
 }
 
 resource "aws_s3_bucket_public_access_block" "data" {
@@ -32,6 +34,8 @@ resource "aws_iam_role" "node" {
     Version   = "2012-10-17"
     Statement = [{ Effect = "Allow", Action = "sts:AssumeRole", Principal = { Service = "ec2.amazonaws.com" } }]
   })
+
+  depends_on = [aws_vpc.cluster]
 }
 
 resource "aws_iam_role_policy" "data" {

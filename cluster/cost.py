@@ -1,0 +1,88 @@
+"""`cluster cost`: what the nodes cost per hour, what they have cost so far, and how that compares with the budget."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from cluster import config, prices, providers
+from cluster.config import Cluster
+from cluster.state import State
+from cluster.terraform import read_output
+
+
+def hourly(instance_type: str, cluster: Cluster) -> float:
+    """One node: the instance, its disk and its public address."""
+    assert cluster.aws  # noqa: S101 (only asked for clusters on AWS)
+    instance = prices.types()[instance_type].usd_per_hour * (prices.SPOT_SHARE if cluster.aws.spot else 1)
+    address = prices.address_per_hour() if cluster.aws.subnet_id is None else 0
+    return instance + prices.disk_per_hour(cluster.aws.root_gb) + address
+
+
+def bill(env: str) -> dict[str, Any]:
+    """Rows per node and their sum; hours are those since each node was started, 0 where nothing is deployed."""
+    cluster = config.load(env)
+    if not cluster.aws:
+        return {"provider": cluster.provider, "nodes": [], "usd_per_hour": 0.0, "usd_so_far": 0.0, "budget_usd": None}
+    state = State(env)
+    since: dict[str, int | None] = {}
+    if state.tfstate.exists():
+        contract = read_output(state)
+        found = providers.provider(state, cluster).states(contract)
+        names = list(found)
+        since = {name: info.since for name, info in found.items()}
+    else:
+        names = ["head", *(f"w{i}" for i in range(1, cluster.nodes))]
+    rows = []
+    for name in names:
+        kind = (cluster.aws.head_type if name == "head" else None) or cluster.aws.instance_type
+        started = since.get(name)
+        hours = max(time.time() - started, 0) / 3600 if started else 0.0
+        price = hourly(kind, cluster)
+        rows.append({"node": name, "type": kind, "usd_per_hour": price, "hours": hours, "usd": price * hours})
+    return {
+        "provider": cluster.provider,
+        "prices": prices.date(),
+        "spot": cluster.aws.spot,
+        "deployed": state.tfstate.exists(),
+        "nodes": rows,
+        "usd_per_hour": sum(row["usd_per_hour"] for row in rows),
+        "usd_so_far": sum(row["usd"] for row in rows),
+        "budget_usd": cluster.aws.budget_usd,
+        "expires": (state.dir / "expires").read_text() if (state.dir / "expires").exists() else None,
+    }
+
+
+def run(env: str, as_json: bool) -> int:
+    """Exit 1 when the budget is spent."""
+    result = bill(env)
+    over = result["budget_usd"] is not None and result["usd_so_far"] > result["budget_usd"]
+    if as_json:
+        print(json.dumps({**result, "over_budget": over}, indent=1))
+        return int(over)
+    console = Console(highlight=False, soft_wrap=True)
+    if result["budget_usd"] is None:
+        console.print(f"ENV={env}: provider {result['provider']} sends no bill", markup=False)
+        return 0
+    how = f"spot, counted at {prices.SPOT_SHARE:.0%} of on demand" if result["spot"] else "on demand"
+    table = Table(title=f"USD, {how}, prices of {result['prices']}", title_justify="left")
+    for column in ("node", "type", "per hour", "hours", "so far"):
+        table.add_column(column)
+    for row in result["nodes"]:
+        cells = (row["node"], row["type"], f"{row['usd_per_hour']:.3f}", f"{row['hours']:.1f}", f"{row['usd']:.2f}")
+        table.add_row(*cells)
+    console.print(table)
+    hour, spent, budget = result["usd_per_hour"], result["usd_so_far"], result["budget_usd"]
+    text = f"{hour:.2f} USD per hour, {hour * 24:.0f} per day; "
+    if result["deployed"]:
+        text += f"{spent:.2f} of {budget:g} so far, by the nodes that are up now; should be gone by {result['expires']}"
+    else:
+        text += f"nothing is deployed; the budget of {budget:g} lasts {budget / hour:.0f} hours"
+    console.print(text, markup=False)
+    if over:
+        console.print(f"over budget: make destroy ENV={env}", markup=False)
+    return int(over)

@@ -1,0 +1,147 @@
+"""An environment on AWS that is moto on loopback: our root and the real provider as they are, sent by endpoint."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+import yaml
+
+from cluster import config, providers
+from cluster.contract import Contract
+from cluster.providers.aws import Aws
+from cluster.state import State
+from cluster.terraform import Root
+
+ROOT = Path(__file__).resolve().parents[2]
+ENV = "awstest"
+REGION = "eu-west-1"
+
+
+@pytest.fixture(scope="module")
+def moto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    folder = tmp_path_factory.mktemp("moto")
+    port = folder / "port"
+    with (folder / "log").open("w") as log:
+        command = [sys.executable, Path(__file__).parent / "moto_server.py", port]
+        server = subprocess.Popen(command, stdout=log, stderr=log)
+    values = {
+        "AWS_ACCESS_KEY_ID": "testing",
+        "AWS_SECRET_ACCESS_KEY": "testing",
+        "AWS_EC2_METADATA_DISABLED": "true",
+        # A call that moto lacks is answered by an error, which the provider would try again for minutes.
+        "AWS_MAX_ATTEMPTS": "2",
+    }
+    unwanted = ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_REGION", "AWS_DEFAULT_REGION")
+    before = dict(os.environ)
+    try:
+        deadline = time.monotonic() + 120
+        while not port.exists():
+            assert server.poll() is None, (folder / "log").read_text()
+            assert time.monotonic() < deadline, "moto did not start"
+            time.sleep(0.1)
+        for name in unwanted:
+            os.environ.pop(name, None)
+        os.environ.update(values, AWS_ENDPOINT_URL=f"http://127.0.0.1:{port.read_text()}")
+        yield
+    finally:
+        server.terminate()
+        server.wait(timeout=30)
+        os.environ.clear()
+        os.environ.update(before)
+
+
+@pytest.fixture(scope="module")
+def environment(moto: None) -> Iterator[Callable[..., Any]]:
+    """inventories/awstest with its cluster.yml; call it to change a field of it."""
+    folder = ROOT / "inventories" / ENV
+    path = folder / "group_vars/all/cluster.yml"
+
+    def remove() -> None:
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(ROOT / ".state" / ENV, ignore_errors=True)
+        (ROOT / ".state" / f"{ENV}.lock").unlink(missing_ok=True)
+
+    def change(aws: dict[str, Any] | None = None, **values: Any) -> None:
+        content = yaml.safe_load(path.read_text())
+        content["cluster"] |= values
+        content["cluster"]["aws"] |= aws or {}
+        path.write_text(yaml.safe_dump(content))
+
+    remove()
+    shutil.copytree(ROOT / "inventories/aws", folder, symlinks=True)
+    images = boto3.client("ec2", region_name=REGION)
+    images.register_image(Name="debian-12-amd64-20250101-1000", RootDeviceName="/dev/xvda")
+    change(
+        {
+            "ami": {"id": None, "owner": "self", "name": "debian-12-amd64-*"},
+            "head_type": "t3.medium",
+            "data_bucket": "awstest-data",
+            "region": REGION,
+        },
+        name=ENV,
+        nodes=2,
+        admin_cidrs=["192.168.7.0/24"],
+    )
+    State(ENV).prepare()
+    yield change
+    remove()
+
+
+class Account:
+    """What the tests do with the environment, and what boto3 says is there."""
+
+    def __init__(self) -> None:
+        self.ec2 = boto3.client("ec2", region_name=REGION)
+        self.s3 = boto3.client("s3", region_name=REGION)
+
+    def provider(self, nodes: int | None = None) -> Aws:
+        found = providers.provider(State(ENV), config.load(ENV, nodes))
+        assert isinstance(found, Aws)
+        return found
+
+    def root(self, nodes: int | None = None) -> Root:
+        provider = self.provider(nodes)
+        provider.prepare(print)
+        return Root(State(ENV), provider.cluster, provider)
+
+    def apply(self, nodes: int | None = None) -> Contract:
+        root = self.root(nodes)
+        root.apply([])
+        return root.output()
+
+    def instances(self) -> dict[str, dict[str, Any]]:
+        return self.provider().instances()
+
+    def identifiers(self) -> dict[str, str]:
+        return {name: instance["InstanceId"] for name, instance in self.instances().items()}
+
+    def vpcs(self) -> list[dict[str, Any]]:
+        return self.ec2.describe_vpcs(Filters=[{"Name": "isDefault", "Values": ["false"]}])["Vpcs"]
+
+    def network_is_under_way(self) -> bool:
+        """The VPC is there and Terraform knows: it has gone on to the settings, for which it then waits 10 s."""
+        found = self.vpcs()
+        if not found:
+            return False
+        names = self.ec2.describe_vpc_attribute(VpcId=found[0]["VpcId"], Attribute="enableDnsHostnames")
+        return bool(names["EnableDnsHostnames"]["Value"])
+
+    def group(self) -> dict[str, Any]:
+        (found,) = self.ec2.describe_security_groups(Filters=[{"Name": "group-name", "Values": [ENV]}])[
+            "SecurityGroups"
+        ]
+        return found
+
+
+@pytest.fixture(scope="module")
+def account(environment: Callable[..., Any]) -> Account:
+    return Account()
