@@ -139,7 +139,7 @@ resource "aws_instance" "node" {
 
 locals {
   public_key = trimspace(file("${var.state_dir}/id_ed25519.pub"))
-  user_data = templatefile("${path.module}/cloud-init.yml", {
+  user_data = templatefile("${path.module}/cloud-init.yml.tftpl", {
     key     = local.public_key
     scratch = local.aws.scratch
   })
