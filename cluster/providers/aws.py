@@ -51,12 +51,12 @@ def host_key(console: str) -> str | None:
 
 class Aws(Provider):
     @property
-    def settings(self) -> settings.Aws:
+    def section(self) -> settings.Aws:
         assert self.cluster.aws  # noqa: S101 (config.load saw to it)
         return self.cluster.aws
 
     def client(self, service: str) -> Any:
-        return boto3.client(service, region_name=self.settings.region)
+        return boto3.client(service, region_name=self.section.region)
 
     @property
     def _tagged(self) -> list[dict[str, Any]]:
@@ -68,18 +68,18 @@ class Aws(Provider):
                 raise UserError(f"cluster.admin_cidrs: {cidr} is only an example; write the network you work from")
         if self.cluster.ports.ssh != 22:
             raise UserError("cluster.ports.ssh: EC2's images listen on 22; use that")
-        workers = prices.types()[self.settings.instance_type]
+        workers = prices.types()[self.section.instance_type]
         for name, fabric in self.cluster.fabrics.items():
             if fabric.transport == "verbs" and not workers.efa:
                 fix = "use tcp, or an instance type with efa in terraform/aws/instances.yml"
-                raise UserError(f"cluster.fabrics.{name}.transport: {self.settings.instance_type} has no EFA; {fix}")
+                raise UserError(f"cluster.fabrics.{name}.transport: {self.section.instance_type} has no EFA; {fix}")
         credentials = self._credentials()
         if not credentials.ok:
             raise UserError(f"{credentials.name}: {credentials.detail}; {credentials.fix}")
         expires = self.state.dir / "expires"
         if not expires.exists():
             # Set once: a tag that moves with every deploy would never be reached.
-            end = datetime.datetime.now(datetime.UTC) + datetime.timedelta(hours=self.settings.expires_hours)
+            end = datetime.datetime.now(datetime.UTC) + datetime.timedelta(hours=self.section.expires_hours)
             expires.write_text(end.strftime("%Y-%m-%dT%H:%MZ"))
 
     def variables(self) -> dict[str, str]:
@@ -176,8 +176,8 @@ class Aws(Provider):
                 ("groups", ec2.describe_security_groups(Filters=self._tagged)["SecurityGroups"], "GroupId"),
             ):
                 found[kind] = [one[key] for one in answer if one.get("State") not in ("deleted", "deleting")]
-            if self.settings.data_bucket and self._bucket_exists(self.settings.data_bucket):
-                found["buckets"] = [self.settings.data_bucket]
+            if self.section.data_bucket and self._bucket_exists(self.section.data_bucket):
+                found["buckets"] = [self.section.data_bucket]
         return {kind: names for kind, names in found.items() if names}
 
     def _bucket_exists(self, name: str) -> bool:
@@ -195,14 +195,14 @@ class Aws(Provider):
         if left:
             names = "; ".join(f"{kind} {' '.join(ids)}" for kind, ids in left.items())
             fix = "remove them in the AWS console, or choose another cluster.name"
-            raise InfraError(f"AWS {self.settings.region} has, tagged {TAG}={self.cluster.name}: {names}; {fix}")
+            raise InfraError(f"AWS {self.section.region} has, tagged {TAG}={self.cluster.name}: {names}; {fix}")
 
     def _credentials(self) -> Check:
         try:
             account = self.client("sts").get_caller_identity()["Account"]
         except (BotoCoreError, ClientError) as error:
             return Check("AWS credentials", False, " ".join(str(error).split()), CREDENTIALS)
-        return Check("AWS credentials", True, f"account {account}, {self.settings.region}")
+        return Check("AWS credentials", True, f"account {account}, {self.section.region}")
 
     def checks(self) -> list[Check]:
         return [self._credentials()]
