@@ -70,4 +70,7 @@ perf-predict: setup ## measure how fast predictions are
 perf-report: setup ## measure how fast 10,000 trials become a report
 	@$(VENV)/python tests/perf/report_scale.py
 
-.PHONY: help deploy bench report explain predict perf-predict perf-report status scale shell doctor cost destroy clean setup check test lock perf-deploy
+perf-data: setup ## measure the data path against the usual pipeline and against cat
+	@OMP_NUM_THREADS=1 $(VENV)/python tests/perf/data.py
+
+.PHONY: help deploy bench report explain predict perf-predict perf-report perf-data status scale shell doctor cost destroy clean setup check test lock perf-deploy

@@ -18,6 +18,7 @@ COMMANDS = {
     "timeline": "bench.timeline",
     "predict": "bench.predict.command",
     "plan": "bench.planning.command",
+    "data": "bench.data",
 }
 
 

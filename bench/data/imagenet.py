@@ -1,0 +1,99 @@
+"""An ImageNet folder tree as items for shards: train/<wnid>/*.JPEG and val/<wnid>/*.JPEG, or a flat val with labels."""
+
+from __future__ import annotations
+
+import random
+import re
+from functools import partial
+from pathlib import Path
+
+from bench.data.writer import LONGEST_KEY, BadImage, Item, refuse_duplicates
+from bench.worker import images
+from bench.worker.shards import RECORD, padded
+from cluster.errors import UserError
+
+SUFFIXES = {".jpeg", ".jpg"}
+END_OF_IMAGE = b"\xff\xd9"
+
+
+def classes(root: Path) -> list[str]:
+    """Class folders of the training set in order: their number is the label, in val too."""
+    train = root / "train"
+    if not train.is_dir():
+        raise UserError(f"--imagenet: {root} has no folder train; name the folder that holds train/ and val/")
+    found = sorted(path.name for path in train.iterdir() if path.is_dir())
+    if not found:
+        raise UserError(f"--imagenet: {train} has no class folders such as n01440764/")
+    return found
+
+
+def items(root: Path, split: str, names: list[str], labels: Path | None = None) -> list[Item]:
+    folder = root / split
+    numbers = {name: number for number, name in enumerate(names)}
+    found = []
+    for path in sorted(folder.iterdir()):
+        if path.is_dir():
+            if path.name not in numbers:
+                raise UserError(f"--imagenet: {path} is a class that train/ does not have")
+            for image in sorted(path.iterdir()):
+                if image.suffix.lower() in SUFFIXES:
+                    found.append(item(root, image, path.name, numbers[path.name]))
+    flat = sorted(path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES)
+    if flat:
+        known = read_labels(labels, flat[0])
+        for path in flat:
+            name = known.get(path.stem)
+            if name not in numbers:
+                raise UserError(f"--val-labels: no class of train/ for {path.name}")
+            found.append(item(root, path, "", numbers[name]))
+    refuse_duplicates(found)
+    return found
+
+
+def read_labels(path: Path | None, example: Path) -> dict[str, str]:
+    """Image and class per line, such as ILSVRC2012_val_00000001 n01751748; a comma may stand between."""
+    if path is None:
+        raise UserError(f"--val-labels: {example} is in no class folder; name a file with image and class per line")
+    try:
+        lines = path.read_text().splitlines()
+    except OSError as error:
+        raise UserError(f"--val-labels: cannot read {path}: {error.strerror}") from None
+    words = [re.split(r"[,\s]+", line.strip()) for line in lines]
+    return {Path(word[0]).stem: word[1] for word in words if len(word) > 1}
+
+
+def item(root: Path, path: Path, wnid: str, number: int) -> Item:
+    # A key ends at the first dot, and the same file name may be in two classes.
+    stem = path.stem.replace(".", "_")
+    key = stem if not wnid or stem.startswith(f"{wnid}_") else f"{wnid}_{stem}"
+    if len(key.encode()) > LONGEST_KEY:
+        raise UserError(f"{path}: its name is longer than {LONGEST_KEY} bytes; rename it")
+    return Item(key, number, partial(load, path), str(path.relative_to(root)))
+
+
+def load(path: Path) -> bytes:
+    return path.read_bytes()
+
+
+def check(data: bytes) -> None:
+    try:
+        images.size_of(data)
+    except images.NotAnImage as error:
+        raise BadImage(str(error)) from None
+    if END_OF_IMAGE not in data[-512:]:
+        raise BadImage("the end of the image is missing")
+
+
+def group(root: Path, found: list[Item], split: str, shard_bytes: float, seed: int) -> list[tuple[str, list[Item]]]:
+    """Shards of about that size. Items are mixed first: in the tree they lie class by class."""
+    mixed = list(found)
+    random.Random(f"{seed}/{split}").shuffle(mixed)
+    groups: list[list[Item]] = []
+    size = shard_bytes
+    for one in mixed:
+        if size >= shard_bytes:
+            groups.append([])
+            size = 0
+        groups[-1].append(one)
+        size += 3 * RECORD + padded((root / one.origin).stat().st_size)
+    return [(f"{split}-{number:06d}.tar", group) for number, group in enumerate(groups)]

@@ -1,0 +1,159 @@
+"""Measure the data path stage by stage, and say how many cores and drives the cluster's GPUs need."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+from bench.data import stages
+from bench.predict.text import columns
+from bench.report.runs import Run, load
+from bench.worker import shards
+from bench.worker.shards import Index
+from cluster.errors import InfraError, UserError
+
+
+def command(args: argparse.Namespace) -> int:
+    cores = args.cores or len(os.sched_getaffinity(0))
+    if cores < 1:
+        raise UserError(f"--cores: {cores} must be at least 1")
+    if args.rate is not None and not (math.isfinite(args.rate) and args.rate > 0):
+        raise UserError(f"--rate: {args.rate:g} must be above 0")
+    run = load(args.run) if args.run else None
+    indexes = {location: shards.load_index(location) for location in args.locations}
+    found = measure(indexes, cores, args.seconds)
+    wanted = need(args.rate, run)
+    answer = {**found, "need": feed(found, wanted) if wanted else None}
+    if run is not None:
+        write_capacities(run, found)
+    print(json.dumps(answer, indent=1) if args.json else text(answer, run))
+    return 0
+
+
+def measure(indexes: dict[str, Index], cores: int, seconds: float) -> dict[str, Any]:
+    first = next(iter(indexes.values()))
+    return {
+        "cores": cores,
+        "image_bytes": first.bytes / first.samples,
+        "storage": {
+            location: {
+                "stages": [rate.as_json() for rate in stages.storage(index, seconds)],
+                "pipeline": stages.pipeline(index, cores, seconds).as_json(),
+            }
+            for location, index in indexes.items()
+        },
+        "core": [rate.as_json() for rate in stages.processing(stages.some_images(first), seconds)],
+    }
+
+
+def need(rate: float | None, run: Run | None) -> dict[str, Any] | None:
+    """Images per second to feed: the best point of a sweep on synthetic data, or what the user says."""
+    if rate is not None:
+        return {"images_per_second": rate, "source": "--rate"}
+    if run is None:
+        return None
+    places = [place for place in run.table().places if place.family.data == "synthetic"]
+    if not places:
+        raise UserError(f"--run: {run.name} has no point on synthetic data to take a rate from; give --rate")
+    best = max(places, key=lambda place: place.ips.median)
+    return {
+        "images_per_second": best.ips.median,
+        "source": f"{run.name}: {best.nodes} nodes, {best.fabric}, batch {best.batch}",
+    }
+
+
+def feed(found: dict[str, Any], wanted: dict[str, Any]) -> dict[str, Any]:
+    """Units = ceil(need / what one unit was measured to do)."""
+    rate = wanted["images_per_second"]
+    per_core = stage(found["core"], "batch (decode + augment)")["images_per_second_per_core"]
+    return {
+        **wanted,
+        "cores": math.ceil(rate / per_core),
+        "images_per_second_per_core": per_core,
+        "drives": {
+            location: math.ceil(rate / stage(backend["stages"], "read + tar parse")["images_per_second"])
+            for location, backend in found["storage"].items()
+        },
+        "mb_per_second": rate * found["image_bytes"] / 1e6,
+    }
+
+
+def stage(rates: list[dict[str, Any]], name: str) -> dict[str, Any]:
+    return next(rate for rate in rates if rate["stage"] == name)
+
+
+def write_capacities(run: Run, found: dict[str, Any]) -> None:
+    """What `bench explain` takes instead of published figures. One machine stands for a node."""
+    location, backend = next(iter(found["storage"].items()))
+    per_core = stage(found["core"], "batch (decode + augment)")["images_per_second_per_core"]
+    source = f"bench data bench, {found['cores']} cores"
+    read = stage(backend["stages"], "read + tar parse")["mb_per_second"]
+    content = {
+        **run.capacities,
+        "storage": {
+            "value": round(read, 1),
+            "unit": "MB/s",
+            "per": "server" if shards.is_url(location) else "node",
+            "source": "measured",
+            "how": f"{source}: {location}",
+        },
+        "decode": {
+            "value": round(per_core * found["cores"], 1),
+            "unit": "images/s",
+            "per": "node",
+            "source": "measured",
+            "how": source,
+        },
+    }
+    path = run.folder / "capacities.json"
+    try:
+        path.write_text(json.dumps(content, indent=1) + "\n")
+    except OSError as error:
+        raise InfraError(f"{path}: cannot write: {error.strerror}") from None
+
+
+def text(answer: dict[str, Any], run: Run | None) -> str:
+    head = ("stage", "images/s", "MB/s", "images/s per core")
+    lines = [f"{answer['image_bytes'] / 1000:.0f} KB per image in the shards; MB/s of what the stage passes on", ""]
+
+    def rows(rates: list[dict[str, Any]]) -> list[tuple[str, ...]]:
+        return [
+            (
+                rate["stage"] + (f" ({rate['note']})" if rate["note"] else ""),
+                f"{rate['images_per_second']:.0f}",
+                f"{rate['mb_per_second']:.0f}",
+                f"{rate['images_per_second_per_core']:.0f}",
+            )
+            for rate in rates
+        ]
+
+    for location, backend in answer["storage"].items():
+        kind = "HTTP" if shards.is_url(location) else filesystem(Path(location))
+        lines += [f"{location} ({kind})", columns(head, rows(backend["stages"])), ""]
+    lines += ["one core, images in memory", columns(head, rows(answer["core"])), ""]
+    lines += [f"whole pipeline on {answer['cores']} cores"]
+    lines += [columns(head, rows([{**one["pipeline"], "stage": at} for at, one in answer["storage"].items()]))]
+    if answer["need"]:
+        found = answer["need"]
+        lines += ["", f"to feed {found['images_per_second']:.0f} images/s ({found['source']}):"]
+        lines += [f"  {found['cores']} cores at {found['images_per_second_per_core']:.0f} images/s each"]
+        lines += [f"  {count} drives or servers like {where}" for where, count in found["drives"].items()]
+    else:
+        lines += ["", "name a sweep with --run, or a rate with --rate, to see how many cores and drives it takes"]
+    if run is not None:
+        lines += [f"{run.folder / 'capacities.json'} holds these for `bench explain {run.folder}`"]
+    return "\n".join(lines)
+
+
+def filesystem(path: Path) -> str:
+    """The type of filesystem a folder is on: it tells a local disk from a share."""
+    best, kind = "", "disk"
+    for line in Path("/proc/self/mounts").read_text().splitlines():
+        _, mount, found, *_ = line.split()
+        if str(path.resolve()).startswith(mount) and len(mount) >= len(best):
+            best, kind = mount, found
+    return kind
