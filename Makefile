@@ -5,6 +5,7 @@ NODE ?= head
 PLAN ?= quick
 VENV := .venv/bin
 CLUSTER := $(VENV)/cluster --env $(ENV)
+export MODE
 COUNT := $(if $(NODES),--nodes $(NODES))
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
@@ -12,7 +13,7 @@ MAKEFLAGS += --no-print-directory
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' Makefile
 
-deploy: setup ## create (or repair) the cluster, configure and validate it   [ENV= NODES=]
+deploy: setup ## create (or repair) the cluster, configure and validate it   [ENV= NODES= MODE=]
 	@$(CLUSTER) deploy $(COUNT)
 
 bench: setup ## sweep 1 to N nodes and write the report; deploys when nothing is up   [ENV= PLAN=]
@@ -42,6 +43,13 @@ doctor: setup ## what is missing or broken, and the command that fixes it
 cost: setup ## what the nodes cost per hour and so far, and the budget   [ENV=aws]
 	@$(CLUSTER) cost
 
+.PHONY: training-image renew
+training-image: setup ## make the container image that GPULab jobs run
+	@$(VENV)/cluster --env gpulab training-image
+
+renew: setup ## keep the nodes of a testbed for longer   [ENV=virtualwall]
+	@$(CLUSTER) renew
+
 destroy: setup ## remove every node, network, key and state of ENV
 	@$(CLUSTER) destroy
 
@@ -60,6 +68,7 @@ test: setup ## everything CI runs: check, terraform, molecule, end to end
 lock: setup ## pin the Python packages anew
 	@$(VENV)/pip-compile -q --strip-extras --generate-hashes --allow-unsafe --no-emit-index-url --no-emit-find-links --extra dev --extra terraform -o requirements.lock pyproject.toml
 	@$(VENV)/pip-compile -q --strip-extras --generate-hashes --allow-unsafe --no-emit-index-url --no-emit-find-links -o nodes.lock nodes.in
+	@$(VENV)/pip-compile -q --strip-extras --generate-hashes --allow-unsafe --no-emit-index-url --no-emit-find-links -o gpulab.lock gpulab.in
 
 perf-deploy: setup ## measure deploy times: 4 and 10 nodes from a cached image
 	@$(VENV)/python tests/perf/deploy.py

@@ -30,6 +30,8 @@ def main(argv: list[str] | None = None) -> int:
     command("doctor", "what is missing or broken, and the command that fixes it")
     command("cost", "what the nodes cost per hour and so far, and the budget")
     command("destroy", "remove every node, network, key and state of the environment")
+    command("renew", "keep the nodes of a testbed for longer")
+    command("training-image", "make the container image that GPULab jobs run")
     command("clean", "remove cached images and packages")
     command("shell", "log in to a node").add_argument("node", nargs="?", default="head")
     args = parser.parse_args(argv)
@@ -45,6 +47,10 @@ def main(argv: list[str] | None = None) -> int:
             return cost.run(args.env, args.json)
         if args.command == "destroy":
             lifecycle.destroy(args.env)
+        elif args.command == "renew":
+            lifecycle.renew(args.env)
+        elif args.command == "training-image":
+            lifecycle.training_image(args.env)
         elif args.command == "clean":
             lifecycle.clean(args.env)
         else:

@@ -12,7 +12,7 @@ import yaml
 from pydantic import Field, ValidationError, model_validator
 
 from cluster.errors import UserError
-from cluster.settings import Aws, Fabric, Features, Networks, Ports, Section, Subnet
+from cluster.settings import Aws, Fabric, Features, Gpulab, Networks, Ports, Section, Subnet, VirtualWall
 
 ROOT = Path(__file__).resolve().parent.parent
 MAX_NODES = 64
@@ -22,7 +22,7 @@ NARROWEST_WORLD = 8
 
 class Cluster(Section):
     name: Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]{0,19}$")]
-    provider: Literal["local", "aws"]
+    provider: Literal["local", "aws", "virtualwall", "gpulab"]
     nodes: Annotated[int, Field(ge=1, le=MAX_NODES)]
     os_release: Literal["bookworm", "trixie"] = "bookworm"
     networks: Networks | None = None
@@ -35,6 +35,8 @@ class Cluster(Section):
     gpus_per_node: Annotated[int, Field(ge=0, le=16)] = 0
     gpu_model: str = "none"
     aws: Aws | None = None
+    virtualwall: VirtualWall | None = None
+    gpulab: Gpulab | None = None
 
     @model_validator(mode="after")
     def consistent(self) -> Cluster:
@@ -50,6 +52,8 @@ class Cluster(Section):
         for key, net in named.items():
             if net.num_addresses < self.nodes + 20:
                 raise ValueError(f"networks.{key}: {net} is too small for {self.nodes} nodes; use a /24 or larger")
+        if self.virtualwall:
+            self.virtualwall.fit(self.fabrics, self.nodes)
         if self.active_fabric not in self.fabrics:
             known = ", ".join(self.fabrics)
             raise ValueError(f"active_fabric: unknown fabric {self.active_fabric!r}; choose one of {known}")

@@ -36,8 +36,8 @@ def checks(env: str) -> list[Check]:
         try:
             contract = read_output(state)
             real = provider.states(contract)
-            answers = lifecycle.ping(contract)
-            for name, _ in contract.ordered():
+            answers = lifecycle.ping(contract) if provider.machines else {}
+            for name, _ in contract.ordered() if provider.machines else []:
                 current = real.get(name, lifecycle.MISSING).state
                 ok = current == "running" and answers[name]
                 detail = current if current != "running" or ok else "running, but a role's service is not"

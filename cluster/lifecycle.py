@@ -20,6 +20,7 @@ from cluster import config, image, providers, ssh, wheelhouse
 from cluster.config import ROOT, Cluster
 from cluster.contract import Contract
 from cluster.errors import InfraError, UserError
+from cluster.gpulab import training
 from cluster.process import end_leftovers, run_logged
 from cluster.providers.base import NodeState, Provider
 from cluster.state import State
@@ -62,7 +63,7 @@ def count_changes(output: str) -> int:
 def deploy(env: str, nodes: int | None, as_json: bool) -> None:
     cluster = config.load(env, nodes)
     state = State(env)
-    if nodes is None and state.tfstate.exists():
+    if nodes is None and state.tfstate.exists() and providers.PROVIDERS[cluster.provider].machines:
         # A count given earlier with NODES= or by scale stays until another is given.
         with suppress(InfraError):
             cluster = cluster.model_copy(update={"nodes": len(read_output(state).nodes)})
@@ -80,6 +81,9 @@ def deploy(env: str, nodes: int | None, as_json: bool) -> None:
         with phase(f"terraform: {cluster.nodes} nodes"):
             contract = apply(state, cluster, provider)
             provider.applied(contract, say)
+        if not provider.machines:
+            say(f"{len(contract.nodes)} jobs can be started; next: make bench ENV={env}")
+            return
         with phase("ansible: configure"):
             changed = count_changes(playbook(state, "site.yml"))
             say(f"ansible changed {changed} things")
@@ -135,8 +139,9 @@ def status(env: str, as_json: bool) -> int:
     cluster = config.load(env)
     state = State(env)
     contract = read_output(state)
-    real = providers.provider(state, cluster).states(contract)
-    seen = ping(contract)
+    provider = providers.provider(state, cluster)
+    real = provider.states(contract)
+    seen = ping(contract) if provider.machines else dict.fromkeys(contract.nodes, True)
     rows = []
     for name, node in contract.ordered():
         info = real.get(name, MISSING)
@@ -162,7 +167,9 @@ def status(env: str, as_json: bool) -> int:
             cells = (row["node"], row["role"], row["state"], row["address"], uptime, "yes" if row["roles_ok"] else "NO")
             table.add_row(*map(str, cells))
         console.print(table)
-    healthy = all(row["state"] == "running" and row["roles_ok"] for row in rows)
+        for line in provider.notes():
+            console.print(line, markup=False)
+    healthy = all(row["state"] in ("running", "ready") and row["roles_ok"] for row in rows)
     if not healthy and not as_json:
         console.print(f"repair: make deploy ENV={env}", markup=False)
     return 0 if healthy else 1
@@ -208,6 +215,21 @@ def destroy(env: str) -> None:
             state.remove()
     (state.dir.parent / f"{env}.lock").unlink(missing_ok=True)
     say(f"ENV={env}: nothing is left")
+
+
+def renew(env: str) -> None:
+    state = State(env)
+    with state.locked():
+        say(providers.provider(state, config.load(env)).renew())
+
+
+def training_image(env: str) -> None:
+    state, cluster = State(env), config.load(env)
+    with state.locked():
+        state.prepare()
+        name = training.build(state, cluster, say)
+    say(f"made {name}\n  push it where GPULab can pull it: podman push {name} REGISTRY/horovod-training:1")
+    say("then name it in cluster.gpulab.image")
 
 
 def clean(env: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+from itertools import combinations
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
@@ -88,3 +89,65 @@ class Aws(Section):
         if (self.network is None) == (self.subnet_id is None):
             raise ValueError("aws.network: give it, or subnet_id of a subnet that exists, and null for the other")
         return self
+
+
+Urn = Annotated[str, Field(pattern=r"^urn:publicid:IDN\+[^+\s]+\+[a-z]+\+\S+$")]
+
+
+class VirtualWall(Section):
+    """An experiment on the imec Virtual Wall: bare metal, one LAN per fabric."""
+
+    backend: Literal["jfed", "slices"]
+    project: Annotated[str, Field(min_length=1)]
+    lans: dict[str, Subnet] = Field(description="fabric -> the addresses of its LAN")
+    hardware_type: Annotated[str, Field(pattern=r"^\S+$")]
+    disk_image: Annotated[str, Field(min_length=1)]
+    ssh_key: str = Field(description="private key whose public half your account has on the testbed")
+    jump_host: str | None = Field(default=None, description="user@host to go through; SLICES names its own")
+    hours: Annotated[int, Field(ge=1, le=2160)] = 4
+    ready_minutes: Annotated[int, Field(ge=1, le=240)] = 30
+    # jFed
+    component_manager: Urn | None = None
+    pem: str | None = None
+    password_file: str | None = None
+    jar: str | None = None
+    # SLICES
+    site: str | None = None
+
+    @model_validator(mode="after")
+    def complete(self) -> VirtualWall:
+        needed = ("component_manager", "pem", "jar") if self.backend == "jfed" else ("site",)
+        for name in needed:
+            if not getattr(self, name):
+                raise ValueError(f"{name}: missing; backend {self.backend} needs it")
+        return self
+
+    def fit(self, fabrics: dict[str, Fabric], nodes: int) -> None:
+        """Hold the LANs against the rest of cluster.yml."""
+        if self.lans.keys() != fabrics.keys():
+            raise ValueError(f"virtualwall.lans: give each of the fabrics {', '.join(fabrics)} a network, and no other")
+        for a, b in combinations(self.lans, 2):
+            if ipaddress.ip_network(self.lans[a]).overlaps(ipaddress.ip_network(self.lans[b])):
+                raise ValueError(f"virtualwall.lans.{b}: {self.lans[b]} overlaps {a}; give each its own range")
+        for name, subnet in self.lans.items():
+            if ipaddress.ip_network(subnet).num_addresses < nodes + 20:
+                raise ValueError(f"virtualwall.lans.{name}: {subnet} is too small for {nodes} nodes; use a /24")
+
+
+class Gpulab(Section):
+    """Jobs on imec GPULab."""
+
+    project: Annotated[str, Field(min_length=1)]
+    pem: str = Field(description="login certificate, from the account portal")
+    password_file: str | None = None
+    image: str = Field(description="container image made by `make training-image` and pushed where GPULab can pull it")
+    mode: Literal["1xN", "Nx1"] = Field(default="Nx1", description="one job with N GPUs, or N jobs with one GPU each")
+    storage: Annotated[str, Field(pattern=r"^/\S+$")] = "/project_ghent"
+    cluster_id: Annotated[int, Field(ge=1)] | None = None
+    cpus_per_gpu: Annotated[int, Field(ge=1, le=64)] = 4
+    memory_gb_per_gpu: Annotated[int, Field(ge=1, le=512)] = 16
+    minutes: Annotated[int, Field(ge=1, le=10080)] = Field(default=60, description="longest time a job may run")
+    start_minutes: Annotated[int, Field(ge=1, le=1440)] = Field(
+        default=30, description="how long to wait for all jobs of a set to run"
+    )
+    poll_seconds: Annotated[float, Field(ge=0.1, le=15, strict=False)] = 5

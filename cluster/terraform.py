@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import threading
@@ -11,7 +12,7 @@ from typing import Any
 
 from python_terraform import IsFlagged, IsNotFlagged, Terraform
 
-from cluster import contract
+from cluster import contract, failure
 from cluster.config import ROOT, Cluster, cluster_file
 from cluster.errors import InfraError
 from cluster.process import reason
@@ -36,6 +37,11 @@ def interrupted_last() -> Iterator[None]:
             raise KeyboardInterrupt
 
 
+# What it would print on standard error is in our own words already.
+logging.getLogger("python_terraform").addHandler(logging.NullHandler())
+logging.getLogger("python_terraform").propagate = False
+
+
 class Root:
     """One Terraform root with the state of one environment."""
 
@@ -52,6 +58,9 @@ class Root:
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("a") as file:
             file.write(f"\n$ terraform {what}\n{out}\n{err}\n")
+        said = failure.take(self.state.dir)
+        if code not in ok and said:
+            raise said
         if code not in ok:
             raise InfraError(f"terraform {what} failed: {reason(err or out)}; the whole output is in {log}")
         return out

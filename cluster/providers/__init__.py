@@ -5,10 +5,17 @@ from __future__ import annotations
 from cluster.config import Cluster
 from cluster.providers.aws import Aws
 from cluster.providers.base import Provider
+from cluster.providers.gpulab import OnGpulab
 from cluster.providers.local import Local
+from cluster.providers.virtualwall import OnVirtualWall
 from cluster.state import State
 
-PROVIDERS: dict[str, type[Provider]] = {"aws": Aws, "local": Local}
+PROVIDERS: dict[str, type[Provider]] = {
+    "aws": Aws,
+    "gpulab": OnGpulab,
+    "local": Local,
+    "virtualwall": OnVirtualWall,
+}
 
 
 def provider(state: State, cluster: Cluster) -> Provider:

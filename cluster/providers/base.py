@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from cluster.config import Cluster
 from cluster.contract import Contract
+from cluster.errors import UserError
 from cluster.state import State
 
 Say = Callable[[str], None]
@@ -31,6 +32,9 @@ class NodeState:
 
 
 class Provider:
+    # Whether there are machines to log in to, which Ansible configures and status asks.
+    machines = True
+
     def __init__(self, state: State, cluster: Cluster) -> None:
         self.state, self.cluster = state, cluster
 
@@ -62,6 +66,14 @@ class Provider:
 
     def sweep(self) -> None:
         """Remove what Terraform does not know of; InfraError names what cannot be removed."""
+
+    def notes(self) -> list[str]:
+        """Lines for status that are about the whole: when it expires, what else may run."""
+        return []
+
+    def renew(self) -> str:
+        """Keep the nodes for longer; the line to show then."""
+        raise UserError(f"ENV={self.state.env}: provider {self.cluster.provider} does not expire; nothing to renew")
 
     def checks(self) -> list[Check]:
         return []

@@ -1,0 +1,43 @@
+"""`make training-image`: the container image that GPULab jobs run, made from the node image and the bench's worker."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from bench.nodes import worker_archive
+from cluster import image
+from cluster.config import ROOT, Cluster
+from cluster.process import run_logged
+from cluster.state import State
+
+
+def name(cluster: Cluster) -> str:
+    """By content: the node image's key and the worker's."""
+    return f"localhost/horovod-training:{image.node_key(cluster)}-{worker_archive()[0]}"
+
+
+def build(state: State, cluster: Cluster, say: Callable[[str], None]) -> str:
+    target = name(cluster)
+    if image.exists(state, target):
+        return target
+    base = image.ensure(state, cluster, say)
+    digest, archive = worker_archive()
+    with tempfile.TemporaryDirectory() as tmp:
+        context = Path(tmp)
+        with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+            tar.extractall(context / "worker", filter="data")
+        run_logged(
+            [
+                *(*image.sudo(), "podman", "build", "--quiet", "--network=none", "--tag", target),
+                *("--build-arg", f"BASE={base}", "--build-arg", f"WORKER={digest}"),
+                *("--file", ROOT / "containers/training/Containerfile", context),
+            ],
+            state.log("training-image"),
+            state.environment(),
+            "podman build",
+        )
+    return target

@@ -1,0 +1,260 @@
+"""A stand-in for GPULab: an HTTPS server that speaks the v4 calls gpulab-cli makes, and runs jobs here.
+
+How jobs fare is scripted per server (Script). A job that runs is a process: `run` gets its definition and returns a
+Popen; where `run` is None, jobs run for as long as the script says and leave the script's log.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import ssl
+import subprocess
+import tempfile
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+USER = "urn:publicid:IDN+ilabt.imec.be+user+tester"
+CA = """[req]
+distinguished_name=dn
+prompt=no
+[dn]
+CN=tester
+[ca]
+default_ca=here
+[here]
+database={folder}/index
+new_certs_dir={folder}
+rand_serial=yes
+default_md=sha256
+policy=any
+[any]
+commonName=supplied
+[ext]
+subjectAltName=URI:{user},email:tester@example.org,IP:127.0.0.1
+"""
+
+
+def make_pem(path: Path, days: int = 1) -> Path:
+    """A login certificate as the account portal gives (key and certificate with the user's URN), but self-signed."""
+    begin, end = (datetime.now(UTC) + timedelta(days=n) for n in (-30, days))
+    with tempfile.TemporaryDirectory() as tmp:
+        folder = Path(tmp)
+        (folder / "ca.cnf").write_text(CA.format(folder=folder, user=USER))
+        (folder / "index").touch()
+        for argv in (
+            "genrsa -out key 2048",
+            "req -new -key key -config ca.cnf -out request",
+            # `ca` takes dates outright, which a certificate that has expired needs.
+            "ca -batch -selfsign -config ca.cnf -extensions ext -keyfile key -notext -in request -out certificate "
+            f"-startdate {begin:%y%m%d%H%M%SZ} -enddate {end:%y%m%d%H%M%SZ}",
+        ):
+            subprocess.run(["openssl", *argv.split()], cwd=folder, check=True, capture_output=True)
+        path.write_text((folder / "certificate").read_text() + (folder / "key").read_text())
+    path.chmod(0o600)
+    return path
+
+
+@dataclass
+class Script:
+    """What goes wrong, if anything. Numbers are a job's place in the order of submission."""
+
+    fail_in_queue: int | None = None
+    halt: int | None = None
+    never_start: int | None = None
+    crash: int | None = None
+    submit_status: int = 200
+    submit_error_from: int = 0
+    broken_polls: int = 0  # answers of 500 to questions about a job
+    run_seconds: float = 0.5
+    log: str = "hello from the job\n"
+
+
+@dataclass
+class Job:
+    number: int
+    id: str
+    definition: dict[str, Any]
+    status: str
+    log: str = ""
+    process: subprocess.Popen[str] | None = None
+    started: float | None = None
+
+
+class Gpulab:
+    def __init__(self, pem: Path, script: Script, run: Callable[[Job], subprocess.Popen[str]] | None = None) -> None:
+        self.script, self.run = script, run
+        self.jobs: dict[str, Job] = {}
+        self.calls: list[str] = []
+        self.lock = threading.Lock()
+        handler = type("Bound", (Handler,), {"lab": self})
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(pem)
+        # Only who holds the login certificate is served, as on the real one.
+        context.verify_mode = ssl.CERT_REQUIRED
+        context.load_verify_locations(pem)
+        # Shaking hands is left to each connection's own thread: one that stalls must not hold up the others.
+        self.server.socket = context.wrap_socket(self.server.socket, server_side=True, do_handshake_on_connect=False)
+        self.thread = threading.Thread(target=self.server.serve_forever, daemon=True)
+        self.environment = {
+            "GPULAB_API_BASE": f"https://127.0.0.1:{self.server.server_port}/api/",
+            "GPULAB_SERVER_CERT": str(pem),
+            # Where a site sets this, it goes before what the CLI was told.
+            "REQUESTS_CA_BUNDLE": str(pem),
+        }
+
+    def __enter__(self) -> Gpulab:
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for job in self.jobs.values():
+            self.end(job, "CANCELLED")
+        self.server.shutdown()
+        self.server.server_close()
+
+    @property
+    def alive(self) -> list[Job]:
+        over = ("FINISHED", "FAILED", "CANCELLED", "HALTED", "DELETED")
+        return [job for job in self.jobs.values() if job.status not in over]
+
+    def submit(self, definition: dict[str, Any], hold: bool) -> Job:
+        with self.lock:
+            job = Job(len(self.jobs), str(uuid.uuid4()), definition, "ONHOLD" if hold else "QUEUED")
+            self.jobs[job.id] = job
+        return job
+
+    def release(self, job: Job) -> None:
+        job.status = "QUEUED"
+        script = self.script
+        if script.never_start == job.number:
+            return
+        if script.fail_in_queue == job.number:
+            job.status = "FAILED"
+            job.log = "Error: no such image\n"
+            return
+        job.started = time.monotonic()
+        job.status = "RUNNING"
+        if self.run:
+            job.process = self.run(job)
+            threading.Thread(target=self.pump, args=(job,), daemon=True).start()
+        else:
+            job.log = script.log
+
+    def pump(self, job: Job) -> None:
+        for line in job.process.stdout or ():
+            job.log += line
+        code = job.process.wait()
+        if job.status == "RUNNING":
+            job.status = "FAILED" if code else "FINISHED"
+
+    def look(self, job: Job) -> None:
+        """Let time pass for a job without a process."""
+        if job.status == "RUNNING" and job.process is None:
+            if self.script.halt == job.number:
+                job.status = "MUSTHALT"
+            elif time.monotonic() - (job.started or 0) > self.script.run_seconds:
+                crashed = self.script.crash == job.number
+                job.status = "FAILED" if crashed else "FINISHED"
+                job.log += "Traceback ...\nValueError: boom\n" if crashed else ""
+
+    def end(self, job: Job, status: str) -> None:
+        if job in self.alive:
+            job.status = status
+        if job.process and job.process.poll() is None:
+            job.process.terminate()
+            try:
+                job.process.wait(timeout=10)
+            except subprocess.TimeoutExpired:
+                job.process.kill()
+
+
+class Handler(BaseHTTPRequestHandler):
+    lab: Gpulab
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *_: object) -> None: ...
+
+    def answer(self, code: int, body: str, kind: str = "text/plain") -> None:
+        data = body.encode()
+        self.send_response(code)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def handle_one_request(self) -> None:
+        try:
+            super().handle_one_request()
+        except (ConnectionError, ssl.SSLError):
+            self.close_connection = True
+
+    def job(self) -> Job | None:
+        match = re.search(r"/jobs/([0-9a-f-]{36})", self.path)
+        return self.lab.jobs.get(match[1]) if match else None
+
+    def body(self) -> str:
+        return self.rfile.read(int(self.headers.get("Content-Length", 0))).decode()
+
+    def do_POST(self) -> None:
+        content, script = self.body(), self.lab.script
+        self.lab.calls.append(f"POST {self.path}")
+        if script.submit_status != 200 and len(self.lab.jobs) >= script.submit_error_from:
+            self.answer(script.submit_status, "refused by the script")
+            return
+        self.answer(200, self.lab.submit(json.loads(content), "hold=true" in self.path).id)
+
+    def do_PUT(self) -> None:
+        status, job = self.body(), self.job()
+        self.lab.calls.append(f"PUT {status}")
+        if job is None:
+            self.answer(404, "no such job")
+            return
+        if status == "QUEUED":
+            self.lab.release(job)
+        else:
+            self.lab.end(job, status)
+        self.answer(200, "")
+
+    def do_GET(self) -> None:
+        job = self.job()
+        if self.path.split("?")[0].endswith("/version"):
+            self.answer(200, json.dumps({"latest_client_version": "3.11.12"}), "application/json")
+        elif self.path.split("?")[0].endswith("/jobs"):
+            items = [self.described(job) for job in self.lab.jobs.values()]
+            self.answer(200, json.dumps({"items": items}), "application/json")
+        elif job is None:
+            self.answer(404, "no such job")
+        elif self.path.endswith("/log"):
+            self.answer(200 if job.log else 204, job.log)
+        elif self.lab.script.broken_polls:
+            self.lab.script.broken_polls -= 1
+            self.answer(500, "the script broke it")
+        else:
+            self.lab.look(job)
+            self.answer(200, json.dumps(self.described(job)), "application/json")
+
+    def described(self, job: Job) -> dict[str, Any]:
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        owner = {"projectUrn": job.definition["owner"]["projectUrn"], "userUrn": USER}
+        request = json.loads(json.dumps(job.definition["request"]))
+        request["scheduling"].setdefault("minDuration", "5 minutes")
+        return {
+            "uuid": job.id,
+            "name": job.definition["name"],
+            "request": request,
+            "owner": {**owner, "userEmail": "tester@example.org"},
+            "state": {
+                "status": job.status,
+                "scheduling": {},
+                "eventTimes": {"created": now, "statusUpdated": now, **({"RUNNING": now} if job.started else {})},
+            },
+        }
