@@ -144,20 +144,26 @@ def check(plan: Plan, cluster: Contract | None, available: int, gpus: int) -> No
 def rate_of(plan: Plan, cluster: Contract | None, fabric: str) -> float:
     if fabric in plan.links:
         return plan.links[fabric].rate_gbps
-    return cluster.fabrics[fabric].rate_gbps if cluster else {"1g": 1.0, "10g": 10.0, "ib": 100.0}[fabric]
+    return cluster.fabrics[fabric].rate_gbps if cluster else {"1g": 1.0, "10g": 10.0, "ib": 100.0}.get(fabric, 10.0)
+
+
+def one_job(cluster: Contract | None) -> bool:
+    """GPULab's mode 1xN: what a plan calls nodes are then the GPUs of the one job."""
+    return cluster is not None and cluster.provider == "gpulab" and len(cluster.nodes) == 1
 
 
 def unfold(plan: Plan, cluster: Contract | None) -> Iterator[Launch]:
     """Launches in the order that shows most soonest: fabric by fabric, few nodes first."""
-    for engine, fabric, nodes in product(plan.engines, plan.fabrics, plan.nodes):
+    for engine, fabric, count in product(plan.engines, plan.fabrics, plan.nodes):
+        nodes, gpus = (1, count * plan.gpus_per_node) if one_job(cluster) else (count, plan.gpus_per_node)
         inner = product(plan.models, plan.compressions, plan.batches, range(plan.repeats))
         points = tuple(
             Point(
                 fabric=fabric,
                 rate_gbps=rate_of(plan, cluster, fabric),
                 nodes=nodes,
-                gpus_per_node=plan.gpus_per_node,
-                batch=batch if plan.scaling == "weak" else max(1, round(batch / (nodes * plan.gpus_per_node))),
+                gpus_per_node=gpus,
+                batch=batch if plan.scaling == "weak" else max(1, round(batch / (nodes * gpus))),
                 model=model,
                 engine=engine,
                 compression=compression,

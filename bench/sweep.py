@@ -21,7 +21,7 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
-from bench import launch, models, nodes, plan, record, report, scale, store
+from bench import executors, launch, models, nodes, plan, record, report, scale, store
 from bench.plan import Launch, Plan
 from bench.trial import Point, Trial
 from cluster import config, lifecycle
@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
     cluster = config.load(args.env)
     if args.dry_run:
         contract = read_output(state) if state.tfstate.exists() else None
-        available = len(contract.nodes) if contract else max(*wanted.nodes, cluster.nodes)
+        available = executors.size(contract, cluster) if contract else max(*wanted.nodes, cluster.nodes)
         plan.check(wanted, contract, available, cluster.gpus_per_node)
         return dry_run(wanted, contract, args.json)
     if not state.tfstate.exists():
@@ -62,13 +62,14 @@ def run(args: argparse.Namespace) -> int:
         console.print(f"nothing is deployed: deploying {max(cluster.nodes, *wanted.nodes)} nodes first", markup=False)
         lifecycle.deploy(args.env, max(cluster.nodes, *wanted.nodes), False)
     contract = read_output(state)
-    plan.check(wanted, contract, len(contract.nodes), cluster.gpus_per_node)
-    name = args.run or Path(args.plan).stem
+    plan.check(wanted, contract, executors.size(contract, cluster), cluster.gpus_per_node)
+    executor = executors.make(contract, args.env)
+    name = args.run or Path(args.plan).stem + executor.suffix
     if args.fresh:
         name += datetime.now(UTC).strftime("-%Y%m%d-%H%M%S")
     folder = store.Run(store.RESULTS / args.env / name)
     folder.prepare(wanted.model_dump(), provenance(args.env, contract))
-    sweep = Sweep(contract, wanted, folder, check=not args.no_check)
+    sweep = Sweep(contract, wanted, folder, executor, check=not args.no_check)
     spent = sweep.run()
     if args.timeline:
         sweep.capture_timeline()
@@ -125,8 +126,11 @@ def provenance(env: str, contract: Contract) -> dict[str, Any]:
 class Sweep:
     """One run of a plan on a cluster."""
 
-    def __init__(self, contract: Contract, wanted: Plan, folder: store.Run, check: bool) -> None:
+    def __init__(
+        self, contract: Contract, wanted: Plan, folder: store.Run, executor: executors.Executor, check: bool
+    ) -> None:
         self.contract, self.plan, self.folder, self.check = contract, wanted, folder, check
+        self.executor = executor
         self.names = [name for name, _ in contract.ordered()]
         self.spent = {"launch": 0.0, "warm-up": 0.0, "measure": 0.0}
         self.lost: set[str] = set()
@@ -140,16 +144,16 @@ class Sweep:
             console.print(f"{self.count} of {self.total} trials are already there", markup=False)
         self.begin = time.monotonic()
         self.first = self.count
-        self.lost = set(nodes.silent(self.contract, self.names))
+        self.lost = set(self.executor.silent(self.names))
         present = [name for name in self.names if name not in self.lost]
-        worker = nodes.install_worker(self.contract, present)
+        worker = self.executor.install(present)
         try:
             for one in launches:
                 left = tuple(point for point in one.points if point.id not in done)
                 if left:
                     self.one_launch(replace(one, points=left), worker)
         finally:
-            nodes.restore_rates(self.contract, present)
+            self.executor.restore(present)
         return self.spent
 
     def one_launch(self, one: Launch, worker: str) -> None:
@@ -172,7 +176,7 @@ class Sweep:
             run=f"{int(time.time() * 1000):x}",
             engine=one.engine,
             hosts=tuple(self.names[: one.nodes]),
-            slots=self.plan.gpus_per_node,
+            slots=one.points[0].gpus_per_node,
             subnet=fabric.subnet,
             interface=fabric.interface,
             worker=f"{worker}/main.py",
@@ -265,17 +269,15 @@ class Attempt:
             log,
             started,
         )
-        inner = [*("python3", f"{worker}/supervise.py", job.run, ",".join(job.hosts)), *launch.argv(job)]
-        self.command = "sudo -u horovod -H env -u SUDO_COMMAND " + shlex.join(inner)
+        self.argv = sweep.executor.argv(job, worker)
         self.points = {point.id: point for point in one.points}
         self.main: dict[str, dict[str, Any]] = {}
 
     def run(self) -> None:
         begin = time.monotonic()
-        argv = nodes.ssh(self.sweep.contract, self.job.hosts[0], self.command)
         with (self.sweep.folder.folder / self.log).open("w") as log:
             process = subprocess.Popen(
-                argv,
+                self.argv,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -298,7 +300,7 @@ class Attempt:
         if process.stdin:
             process.stdin.close()
         try:
-            process.wait(timeout=15)
+            process.wait(timeout=self.sweep.executor.grace)
         except subprocess.TimeoutExpired:
             process.kill()
 
@@ -340,7 +342,7 @@ class Attempt:
         del self.points[point.id]
 
     def fail(self, problem: str) -> None:
-        silent = nodes.silent(self.sweep.contract, list(self.job.hosts))
+        silent = self.sweep.executor.silent(list(self.job.hosts))
         self.sweep.lost.update(silent)
         if silent:
             problem = f"node {silent[0]} does not answer ({problem})"

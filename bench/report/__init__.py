@@ -13,7 +13,8 @@ FORMATS = ("png", "svg")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", metavar="RUN", nargs="?", default="latest", help="a run folder, or latest (default)")
+    text = "a run folder, or latest (default); several: side by side"
+    parser.add_argument("run", metavar="RUN", nargs="*", default=["latest"], help=text)
     parser.add_argument("--out", type=Path, metavar="DIR", help="where to write (default: the run folder)")
     parser.add_argument("--plots", metavar="FORMATS", help="also write each plot: png, svg or png,svg (into DIR/plots)")
     parser.add_argument("--json", action="store_true", help="print the verdict and the files written as JSON")
@@ -24,6 +25,10 @@ def run(args: argparse.Namespace) -> int:
     from bench.report import page, plots, runs
 
     formats = wanted_formats(args.plots)
+    wanted = [args.run] if isinstance(args.run, str) else args.run
+    if len(wanted) > 1:
+        return side_by_side(wanted, args.out, formats, args.json)
+    args.run = wanted[0]
     report = page.make(runs.load(args.run))
     out: Path = args.out or report.run.folder
     written: list[Path] = []
@@ -42,6 +47,30 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps({"verdict": report.verdict.as_json(), "files": [str(path) for path in written]}, indent=2))
     else:
         print(report.verdict.sentence)
+        for path in written:
+            print(f"wrote {path}")
+    return 0
+
+
+def side_by_side(names: list[str], out: Path | None, formats: list[str], as_json: bool) -> int:
+    from bench import store
+    from bench.report import beside, plots, runs
+
+    found = [runs.load(name) for name in names]
+    text, markdown = beside.page(found), beside.markdown(found)
+    out = out or store.RESULTS / "side-by-side"
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        written = [write(out / "report.html", text), write(out / "report.md", markdown)]
+        cells = beside.cells(found)
+        for model in sorted({cell.model for cell in cells}) if formats else []:
+            written += plots.save(beside.charts(cells, model), out / "plots", formats, f"{model}-")
+    except OSError as error:
+        raise InfraError(f"{out}: cannot write the report: {error.strerror}; free space or use --out DIR") from error
+    if as_json:
+        print(json.dumps({"runs": names, "files": [str(path) for path in written]}, indent=2))
+    else:
+        print(markdown)
         for path in written:
             print(f"wrote {path}")
     return 0

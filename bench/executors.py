@@ -1,0 +1,102 @@
+"""Where a launch runs: on nodes we log in to, or as jobs on GPULab. A command prints the worker's lines."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from typing import Protocol
+
+from bench import launch, nodes, plan
+from cluster import config
+from cluster.contract import Contract
+from cluster.errors import UserError
+from cluster.providers.gpulab import OnGpulab
+from cluster.state import State
+
+ENGINES = ("horovod-gloo",)
+
+
+class Executor(Protocol):
+    grace: float  # seconds that ending everything may take
+    suffix: str  # what a run's name gets, where results of several ways to run must not mix
+
+    def silent(self, names: list[str]) -> list[str]: ...
+    def install(self, names: list[str]) -> str: ...
+    def restore(self, names: list[str]) -> None: ...
+    def argv(self, job: launch.Job, worker: str) -> list[str]: ...
+
+
+class Nodes:
+    """Over SSH: the head starts the launcher, a supervisor there ends it when we are gone."""
+
+    grace = 15.0
+    suffix = ""
+
+    def __init__(self, contract: Contract) -> None:
+        self.contract = contract
+
+    def silent(self, names: list[str]) -> list[str]:
+        return nodes.silent(self.contract, names)
+
+    def install(self, names: list[str]) -> str:
+        return nodes.install_worker(self.contract, names)
+
+    def restore(self, names: list[str]) -> None:
+        nodes.restore_rates(self.contract, names)
+
+    def argv(self, job: launch.Job, worker: str) -> list[str]:
+        inner = [*("python3", f"{worker}/supervise.py", job.run, ",".join(job.hosts)), *launch.argv(job)]
+        command = "sudo -u horovod -H env -u SUDO_COMMAND " + shlex.join(inner)
+        return nodes.ssh(self.contract, job.hosts[0], command)
+
+
+class Jobs:
+    """On GPULab: each launch is a set of jobs. The worker is in their image; its version must be the one we have."""
+
+    grace = 300.0
+
+    def __init__(self, contract: Contract, env: str) -> None:
+        self.contract, self.state = contract, State(env)
+        self.cluster = config.load(env)
+        self.provider = OnGpulab(self.state, self.cluster)
+        self.suffix = "-1xN" if plan.one_job(contract) else "-Nx1"
+
+    def silent(self, names: list[str]) -> list[str]:
+        return []
+
+    def install(self, names: list[str]) -> str:
+        return f"/opt/bench-worker/{nodes.worker_archive()[0]}/bench/worker"
+
+    def restore(self, names: list[str]) -> None: ...
+
+    def argv(self, job: launch.Job, worker: str) -> list[str]:
+        if job.engine not in ENGINES:
+            raise UserError(f"plan.engines: {job.engine} needs to log in to nodes; on GPULab use {', '.join(ENGINES)}")
+        gpus = job.slots if job.cuda else 0
+        # Jobs find their own interface; what the contract says of it is only a name for the report.
+        kept = {name: value for name, value in job.environment.items() if not name.endswith(("IFACE", "IFNAME"))}
+        request = {
+            "settings": self.provider.settings.model_dump(),
+            "state_dir": str(self.state.dir),
+            "gpu_model": self.cluster.gpu_model,
+            "name": f"{self.cluster.name}-{job.run}",
+            "shape": {"jobs": len(job.hosts), "slots": job.slots, "gpus": gpus},
+            "command": [launch.PYTHON, f"{worker}/job.py", *job.command],
+            "environment": kept,
+        }
+        file = self.state.dir / "requests" / f"{job.run}.json"
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(json.dumps(request))
+        return [sys.executable, "-m", "cluster.gpulab.deployment", "run", str(file)]
+
+
+def make(contract: Contract, env: str) -> Nodes | Jobs:
+    return Jobs(contract, env) if contract.provider == "gpulab" else Nodes(contract)
+
+
+def size(contract: Contract, cluster: config.Cluster) -> int:
+    """How many nodes a plan may ask for; one job counts its GPUs."""
+    if plan.one_job(contract):
+        return contract.nodes[contract.head].gpus or cluster.nodes
+    return len(contract.nodes)
