@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from cluster import tuning
+from cluster.tuning import Settings
 
 PYTHON = "/opt/horovod/bin/python"
-FUSION_BYTES = 128 << 20
-CYCLE_MS = 5.0
+TORCHRUN = "/opt/horovod/bin/torchrun"
+MASTER_PORT = 29500
 
 
 @dataclass(frozen=True)
@@ -21,8 +24,11 @@ class Job:
     interface: str
     worker: str
     spec: str
+    settings: Settings = field(default_factory=Settings)
     scale: float = 1.0
     cuda: bool = False
+    container: str | None = None
+    torchrun: bool = False
     timeline: str | None = None
 
     @property
@@ -35,14 +41,31 @@ class Job:
 
     @property
     def command(self) -> list[str]:
-        return [PYTHON, self.worker, "--engine", self.engine, "--spec", self.spec, "--run", self.run]
+        """The worker, inside the training container where there is one."""
+        return [*self.inside, PYTHON, *self.worker_words]
+
+    @property
+    def worker_words(self) -> list[str]:
+        return [self.worker, "--engine", self.engine, "--spec", self.spec, "--run", self.run]
+
+    @property
+    def inside(self) -> list[str]:
+        """podman with the host's network, so that the fabric is there, and the launcher's variables let in."""
+        if not self.container:
+            return []
+        gpus = ["--device=nvidia.com/gpu=all"] if self.cuda else []
+        shared = [f"--volume={self.worker.rpartition('/bench/')[0]}:{self.worker.rpartition('/bench/')[0]}:ro"]
+        return [
+            *("podman", "run", "--rm", "--network=host", "--ipc=host", "--pid=host", "--env-host", *gpus, *shared),
+            self.container,
+        ]
 
     @property
     def environment(self) -> dict[str, str]:
         """What the worker's processes get: the fabric by name, and Horovod's buffer scaled with the gradients."""
         values = {
-            "HOROVOD_FUSION_THRESHOLD": str(int(FUSION_BYTES / self.scale)),
-            "HOROVOD_CYCLE_TIME": f"{CYCLE_MS:g}",
+            "HOROVOD_FUSION_THRESHOLD": str(int(self.settings.fusion_mb * (1 << 20) / self.scale)),
+            "HOROVOD_CYCLE_TIME": f"{self.settings.cycle_ms:g}",
             "HOROVOD_GLOO_IFACE": self.interface,
             "GLOO_SOCKET_IFNAME": self.interface,
             "OMP_NUM_THREADS": "1",
@@ -50,26 +73,25 @@ class Job:
         if self.timeline:
             values |= {"HOROVOD_TIMELINE": self.timeline, "HOROVOD_TIMELINE_MARK_CYCLES": "1"}
         if self.cuda:
-            values |= {"NCCL_DEBUG": "INFO", "NCCL_SOCKET_IFNAME": self.interface}
+            values |= {
+                "NCCL_DEBUG": "INFO",
+                "NCCL_SOCKET_IFNAME": self.interface,
+                "NCCL_SOCKET_NTHREADS": str(self.settings.nccl_threads),
+                "NCCL_NSOCKS_PERTHREAD": str(self.settings.nccl_sockets),
+            }
         return values
-
-
-def collective(hosts: int) -> list[str]:
-    """The all-reduce OpenMPI is told to use. Ring keeps every link busy both ways; with two nodes it would wait on
-    itself, and recursive doubling sends the same bytes in one exchange."""
-    algorithm = "4" if hosts > 2 else "3"
-    return ["-mca", "coll_tuned_use_dynamic_rules", "1", "-mca", "coll_tuned_allreduce_algorithm", algorithm]
 
 
 def mpirun(job: Job) -> list[str]:
     """mpirun with the reference architecture's flags."""
     exports = [word for name, value in job.environment.items() for word in ("-x", f"{name}={value}")]
-    if job.engine == "ddp":
-        exports += ["-x", f"MASTER_ADDR={job.hosts[0]}", "-x", "MASTER_PORT=29500"]
+    if job.engine in ("ddp", "ps"):
+        exports += ["-x", f"MASTER_ADDR={job.hosts[0]}", "-x", f"MASTER_PORT={MASTER_PORT}"]
+    parameters = tuning.launch_mca(job.settings, job.processes)
     return [
         *("mpirun", "-np", str(job.processes), "-H", job.host_list, "-bind-to", "none", "-map-by", "slot"),
         *("-mca", "btl_tcp_if_include", job.subnet, "-mca", "oob_tcp_if_include", job.subnet),
-        *collective(len(job.hosts)),
+        *(word for name, value in parameters.items() for word in ("-mca", name, value)),
         *exports,
         *job.command,
     ]
@@ -84,8 +106,28 @@ def horovodrun(job: Job) -> list[str]:
     ]
 
 
-LAUNCHERS = {"horovod-mpi": mpirun, "horovod-gloo": horovodrun, "ddp": mpirun}
+def torchrun(job: Job) -> list[str]:
+    """One torchrun per node, started by mpirun as it has no way of its own to reach nodes."""
+    exports = [word for name, value in job.environment.items() for word in ("-x", f"{name}={value}")]
+    elastic = [
+        *("--nnodes", str(len(job.hosts)), "--nproc-per-node", str(job.slots), "--rdzv-backend", "c10d"),
+        *("--rdzv-endpoint", f"{job.hosts[0]}:{MASTER_PORT}", "--rdzv-id", job.run),
+    ]
+    return [
+        *("mpirun", "-np", str(len(job.hosts)), "-H", ",".join(f"{host}:1" for host in job.hosts), "-bind-to", "none"),
+        *("-mca", "oob_tcp_if_include", job.subnet, *exports),
+        *job.inside,
+        TORCHRUN,
+        *elastic,
+        *job.worker_words,
+    ]
+
+
+LAUNCHERS = {"horovod-mpi": mpirun, "horovod-gloo": horovodrun, "ddp": mpirun, "ps": mpirun}
 
 
 def argv(job: Job) -> list[str]:
-    return LAUNCHERS[job.engine](job)
+    if job.torchrun:
+        return torchrun(job)
+    # On one node horovodrun looks for an interface with the address 127.0.0.1 and gives up; no bytes leave the node.
+    return mpirun(job) if len(job.hosts) == 1 else LAUNCHERS[job.engine](job)

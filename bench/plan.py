@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
 import yaml
@@ -13,10 +14,13 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from bench import devices, models
 from bench.trial import Point
+from cluster import tuning
 from cluster.config import one_line
 from cluster.contract import Contract
 from cluster.errors import UserError
+from cluster.tuning import Settings
 
+Tuned = Mapping[str, Settings]
 PLANS = Path(__file__).parent / "plans"
 START_SECONDS = 6
 STEPS = 16
@@ -30,6 +34,10 @@ def _unique(values: list[Any]) -> list[Any]:
 
 Listed = AfterValidator(_unique)
 Positive = Annotated[int, Field(ge=1)]
+
+
+# horovod: over what the fabric is tuned to, see cluster/tuning.py. ps: sharded parameter server.
+Engine = Literal["horovod", "horovod-mpi", "horovod-gloo", "ddp", "ps"]
 
 
 class Section(BaseModel):
@@ -63,10 +71,10 @@ class Plan(Section):
     fabrics: Annotated[list[str], Field(min_length=1), Listed]
     links: dict[str, Link] = {}
     models: Annotated[list[str], Field(min_length=1), Listed] = ["resnet50"]
-    engines: Annotated[list[Literal["horovod-mpi", "horovod-gloo", "ddp"]], Field(min_length=1), Listed] = [
-        "horovod-mpi"
-    ]
-    compressions: Annotated[list[Literal["none", "fp16"]], Field(min_length=1), Listed] = ["none"]
+    engines: Annotated[list[Engine], Field(min_length=1), Listed] = ["horovod"]
+    compressions: Annotated[list[Literal["none", "fp16", "1bit"]], Field(min_length=1), Listed] = ["none"]
+    launcher: Literal["usual", "torchrun"] = Field(default="usual", description="torchrun: for engine ddp")
+    container: str | None = Field(default=None, description="training image that the worker runs in, by digest")
     device: str = "emulated:p100"
     compute_ms: Annotated[float, Field(gt=0, strict=False)] | None = Field(
         default=None, description="time of one step's compute, where it was measured, instead of the profile's"
@@ -126,6 +134,10 @@ def check(plan: Plan, cluster: Contract | None, available: int, gpus: int) -> No
             f"plan.nodes: {max(plan.nodes)} nodes asked, the cluster has {available}; "
             f"run `make scale NODES={max(plan.nodes)}` or list fewer"
         )
+    if "1bit" in plan.compressions and "ps" in plan.engines:
+        raise UserError("plan.compressions: 1bit does not go with engine ps; leave one of them out")
+    if plan.launcher == "torchrun" and set(plan.engines) != {"ddp"}:
+        raise UserError("plan.launcher: torchrun starts engine ddp only; set engines: [ddp]")
     for model in plan.models:
         models.get(model)
     kind, _, profile = plan.device.partition(":")
@@ -152,9 +164,25 @@ def one_job(cluster: Contract | None) -> bool:
     return cluster is not None and cluster.provider == "gpulab" and len(cluster.nodes) == 1
 
 
-def unfold(plan: Plan, cluster: Contract | None) -> Iterator[Launch]:
+def engine_of(plan: Plan, cluster: Contract | None, engine: str, fabric: str, tuned: Tuned) -> str:
+    """What `horovod` means on this fabric. On GPUs NCCL carries the bytes and mpirun only starts the processes."""
+    if engine != "horovod":
+        return engine
+    return "horovod-mpi" if plan.device == "cuda" else settings_of(cluster, fabric, tuned).engine
+
+
+def settings_of(cluster: Contract | None, fabric: str, tuned: Tuned) -> Settings:
+    """A link that is a plan's own is tuned as the fabric the cluster is set to."""
+    if not cluster:
+        return Settings()
+    name = fabric if fabric in cluster.fabrics else cluster.active_fabric
+    return tuned.get(name, tuning.SHIPPED[tuning.fabric_class(cluster.fabrics[name])])
+
+
+def unfold(plan: Plan, cluster: Contract | None, tuned: Tuned = MappingProxyType({})) -> Iterator[Launch]:
     """Launches in the order that shows most soonest: fabric by fabric, few nodes first."""
-    for engine, fabric, count in product(plan.engines, plan.fabrics, plan.nodes):
+    for asked, fabric, count in product(plan.engines, plan.fabrics, plan.nodes):
+        engine = engine_of(plan, cluster, asked, fabric, tuned)
         nodes, gpus = (1, count * plan.gpus_per_node) if one_job(cluster) else (count, plan.gpus_per_node)
         inner = product(plan.models, plan.compressions, plan.batches, range(plan.repeats))
         points = tuple(

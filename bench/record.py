@@ -7,6 +7,7 @@ from typing import Any, Literal
 from bench import models, scale
 from bench.trial import Breakdown, Emulation, Interval, Point, Timing, Transport, Trial
 from bench.worker import statistics_of_steps as statistics
+from bench.worker.sizes import payload_bytes
 
 # Ethernet, IP and TCP headers with timestamps: 1448 bytes of payload in 1514 on the wire.
 WIRE_OVERHEAD = 1514 / 1448
@@ -22,10 +23,14 @@ def interval(values: list[float], convert: Any = lambda value: value) -> Interva
 
 
 def ring_bytes(point: Point, factor: float) -> float:
-    """Payload each node must send per step: a ring over the nodes, gradients reduced inside a node first."""
-    width = 2 if point.compression == "fp16" else 4
-    elements = sum(max(1, round(n / factor)) for n, _ in models.get(point.model).gradients_in_backward_order())
-    return 2 * (point.nodes - 1) / point.nodes * elements * width
+    """Payload each node must send per step, as a mean over nodes; gradients are reduced inside a node first.
+
+    A ring and a parameter server with a share on every node move the same bytes; single bits go from all to all.
+    """
+    sizes = [max(1, round(n / factor)) for n, _ in models.get(point.model).gradients_in_backward_order()]
+    if point.compression == "1bit":
+        return (point.nodes - 1) * point.gpus_per_node * float(sum(map(payload_bytes, sizes)))
+    return 2 * (point.nodes - 1) / point.nodes * sum(sizes) * (2 if point.compression == "fp16" else 4)
 
 
 def proof(point: Point, factor: float, interface: str, ranks: list[dict[str, Any]]) -> tuple[Transport, str | None]:
@@ -86,6 +91,7 @@ def trial(
     interface: str,
     launch_s: float,
     started: str,
+    link_share: float | None = None,
 ) -> Trial:
     steps = slowest(main["ranks"], 0)
     images = point.batch * point.gpus
@@ -116,6 +122,7 @@ def trial(
         images_per_second=interval(steps, lambda value: images / value),
         breakdown_ms=breakdown(main["ranks"]),
         bus_bandwidth_gbps=interval(slowest(main["ranks"], 2), lambda value: ring / value) if point.nodes > 1 else None,
+        link_gbps=link_share * point.rate_gbps if link_share else None,
         emulation=emulation,
         transport=transport,
         stragglers=stragglers(main["ranks"]),

@@ -9,7 +9,6 @@ import platform
 import queue
 import shlex
 import subprocess
-import sys
 import threading
 import time
 from dataclasses import replace
@@ -18,23 +17,23 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from rich.console import Console
 from rich.table import Table
 
 from bench import executors, launch, models, nodes, plan, record, report, scale, store
 from bench.plan import Launch, Plan
+from bench.progress import Progress, console
 from bench.trial import Point, Trial
-from cluster import config, lifecycle
+from cluster import config, lifecycle, tuning
 from cluster.contract import Contract
 from cluster.errors import InfraError, UserError
 from cluster.process import die_with_parent
 from cluster.state import State
 from cluster.terraform import read_output
+from cluster.tuning import Settings
 
 # Without a word from the worker for this long, we ask the nodes who is still there.
 SILENCE = 25.0
 START_LIMIT = 90.0
-console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 150)
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -56,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
         contract = read_output(state) if state.tfstate.exists() else None
         available = executors.size(contract, cluster) if contract else max(*wanted.nodes, cluster.nodes)
         plan.check(wanted, contract, available, cluster.gpus_per_node)
-        return dry_run(wanted, contract, args.json)
+        return dry_run(wanted, contract, tuning.load(args.env), args.json)
     if not state.tfstate.exists():
         plan.check(wanted, None, max(wanted.nodes), cluster.gpus_per_node)
         console.print(f"nothing is deployed: deploying {max(cluster.nodes, *wanted.nodes)} nodes first", markup=False)
@@ -69,11 +68,12 @@ def run(args: argparse.Namespace) -> int:
         name += datetime.now(UTC).strftime("-%Y%m%d-%H%M%S")
     folder = store.Run(store.RESULTS / args.env / name)
     folder.prepare(wanted.model_dump(), provenance(args.env, contract))
-    sweep = Sweep(contract, wanted, folder, executor, check=not args.no_check)
+    tuned = tuning.load(args.env)
+    sweep = Sweep(contract, wanted, folder, executor, tuned, goodput_share(state), check=not args.no_check)
     spent = sweep.run()
     if args.timeline:
         sweep.capture_timeline()
-    ids = [point.id for one in plan.unfold(wanted, contract) for point in one.points]
+    ids = [point.id for one in sweep.launches for point in one.points]
     latest = {trial.id: trial for trial in folder.trials()}
     trials = [latest[identifier] for identifier in ids if identifier in latest]
     if args.json:
@@ -84,9 +84,9 @@ def run(args: argparse.Namespace) -> int:
     return 0 if all(trial.status == "ok" for trial in trials) else 1
 
 
-def dry_run(wanted: Plan, contract: Contract | None, as_json: bool) -> int:
+def dry_run(wanted: Plan, contract: Contract | None, tuned: dict[str, Settings], as_json: bool) -> int:
     rows, total = [], 0.0
-    for one in plan.unfold(wanted, contract):
+    for one in plan.unfold(wanted, contract, tuned):
         total += plan.START_SECONDS
         for point in one.points:
             seconds = plan.estimate_seconds(wanted, point)
@@ -123,35 +123,50 @@ def provenance(env: str, contract: Contract) -> dict[str, Any]:
     }
 
 
+def goodput_share(state: State) -> float | None:
+    """Payload over rate of the slowest link of the ring, as the last deploy measured it."""
+    try:
+        found = json.loads(state.validation.read_text())
+        return float(min(row["gbps"] for row in found["ring"]) / found["rate_gbps"])
+    except (OSError, ValueError, KeyError):
+        return None
+
+
 class Sweep:
     """One run of a plan on a cluster."""
 
     def __init__(
-        self, contract: Contract, wanted: Plan, folder: store.Run, executor: executors.Executor, check: bool
+        self,
+        contract: Contract,
+        wanted: Plan,
+        folder: store.Run,
+        executor: executors.Executor,
+        tuned: dict[str, Settings],
+        link_share: float | None,
+        check: bool,
     ) -> None:
         self.contract, self.plan, self.folder, self.check = contract, wanted, folder, check
-        self.executor = executor
+        self.executor, self.tuned, self.link_share = executor, tuned, link_share
+        self.launches = list(plan.unfold(wanted, contract, tuned))
         self.names = [name for name, _ in contract.ordered()]
         self.spent = {"launch": 0.0, "warm-up": 0.0, "measure": 0.0}
         self.lost: set[str] = set()
 
     def run(self) -> dict[str, float]:
         done = self.folder.done()
-        launches = list(plan.unfold(self.plan, self.contract))
-        self.total = sum(len(one.points) for one in launches)
-        self.count = sum(point.id in done for one in launches for point in one.points)
-        if self.count:
-            console.print(f"{self.count} of {self.total} trials are already there", markup=False)
-        self.begin = time.monotonic()
-        self.first = self.count
+        total = sum(len(one.points) for one in self.launches)
+        there = sum(point.id in done for one in self.launches for point in one.points)
+        if there:
+            console.print(f"{there} of {total} trials are already there", markup=False)
         self.lost = set(self.executor.silent(self.names))
         present = [name for name in self.names if name not in self.lost]
         worker = self.executor.install(present)
         try:
-            for one in launches:
-                left = tuple(point for point in one.points if point.id not in done)
-                if left:
-                    self.one_launch(replace(one, points=left), worker)
+            with Progress(total, there) as self.progress:
+                for one in self.launches:
+                    left = tuple(point for point in one.points if point.id not in done)
+                    if left:
+                        self.one_launch(replace(one, points=left), worker)
         finally:
             self.executor.restore(present)
         return self.spent
@@ -166,6 +181,7 @@ class Sweep:
             return
         job = self.job(one, worker)
         log = f"logs/{one.engine}-{one.fabric}-{one.nodes}-{job.run}.log"
+        self.progress.doing(f"{one.engine} {one.fabric} {one.nodes} nodes", "starting")
         Attempt(self, one, job, worker, job.interface, log, started).run()
 
     def job(self, one: Launch, worker: str) -> launch.Job:
@@ -181,8 +197,11 @@ class Sweep:
             interface=fabric.interface,
             worker=f"{worker}/main.py",
             spec=self.spec(one, factor),
+            settings=plan.settings_of(self.contract, one.fabric, self.tuned),
             scale=factor,
             cuda=self.plan.device == "cuda",
+            container=self.plan.container,
+            torchrun=self.plan.launcher == "torchrun",
         )
 
     def checked(self, point: Point) -> bool:
@@ -191,7 +210,7 @@ class Sweep:
 
     def capture_timeline(self) -> None:
         """Run the last Horovod point once more with its timeline on; that run is not a trial, tracing costs time."""
-        launches = [one for one in plan.unfold(self.plan, self.contract) if one.engine.startswith("horovod")]
+        launches = [one for one in self.launches if one.engine.startswith("horovod")]
         if not launches:
             raise UserError("--timeline: the plan has no horovod engine; only Horovod writes a timeline")
         one = replace(launches[-1], points=launches[-1].points[-1:])
@@ -241,18 +260,17 @@ class Sweep:
 
     def keep(self, trial: Trial) -> None:
         self.folder.append(trial)
-        self.count += 1
-        point = trial.point
-        label = f"{point.engine} {point.fabric} {point.nodes} nodes, batch {point.batch}, {point.model}"
         if trial.status == "ok" and trial.images_per_second and trial.step_ms:
             text = f"{trial.images_per_second.median:8.1f} images/s, step {trial.step_ms.median:.0f} ms"
             if trial.emulation and trial.emulation.converged is False:
                 text += f" (not converged: x{trial.emulation.check_ratio:.2f} at 2s)"
         else:
             text = f"FAILED: {trial.error}"
-        done = self.count - self.first
-        left = (time.monotonic() - self.begin) / done * (self.total - self.count)
-        console.print(f"[{self.count:3}/{self.total}] {label}: {text}; {left / 60:.1f} min left", markup=False)
+        self.progress.finished(label(trial.point), text)
+
+
+def label(point: Point) -> str:
+    return f"{point.engine} {point.fabric} {point.nodes} nodes, batch {point.batch}, {point.model}"
 
 
 class Attempt:
@@ -320,6 +338,7 @@ class Attempt:
                 continue
             event = json.loads(content)
             limit = SILENCE
+            self.show(event)
             if event["event"] == "started":
                 self.sweep.spent["launch"] += (seconds := time.monotonic() - begin)
                 self.launch_s = seconds
@@ -327,6 +346,14 @@ class Attempt:
                 self.sweep.spent["warm-up"] += event["warmup_s"]
                 self.sweep.spent["measure"] += event["measure_s"]
                 self.finish(event)
+
+    def show(self, event: dict[str, Any]) -> None:
+        if event["event"] == "started":
+            self.sweep.progress.doing(f"{event['size']} processes", "started")
+        elif event["event"] in ("warmup", "progress"):
+            rate = event.get("images_per_second")
+            state = f"{rate:.1f} images/s so far" if rate else "warming up"
+            self.sweep.progress.doing(label(self.points[event["id"]]), state)
 
     def finish(self, event: dict[str, Any]) -> None:
         point = self.points[event["id"]]
@@ -336,7 +363,9 @@ class Attempt:
         main, check = (self.main[point.id], event) if event["check"] else (event, None)
         emulated = point.device.startswith("emulated:")
         compute = plan.compute_ms(self.sweep.plan, point) if emulated else None
-        trial = record.trial(point, main, check, compute, self.interface, self.launch_s, self.started)
+        trial = record.trial(
+            point, main, check, compute, self.interface, self.launch_s, self.started, self.sweep.link_share
+        )
         steps = self.sweep.folder.write_steps(point.id, main["ranks"])
         self.sweep.keep(trial.model_copy(update={"log": self.log, "step_times": steps}))
         del self.points[point.id]

@@ -102,7 +102,10 @@ class Trial(Record):
     bus_bandwidth_gbps: Interval | None = Field(
         default=None, description="2(n-1)/n x gradient bytes over communication time, in the modelled cluster's units"
     )
-    link_gbps: float | None = Field(default=None, description="measured goodput of the link, in the same units")
+    link_gbps: float | None = Field(
+        default=None,
+        description="goodput of the link, same units: its rate times the share that ring neighbours measured",
+    )
     emulation: Emulation | None = None
     transport: Transport | None = None
     stragglers: list[str] = Field(default_factory=list)

@@ -17,7 +17,7 @@ VENV = ROOT / ".venv"
 if Path(sys.prefix) != VENV and (VENV / "bin/python").exists():
     os.execv(VENV / "bin/python", [str(VENV / "bin/python"), *sys.argv])  # noqa: S606
 
-from cluster import config, image, ssh  # noqa: E402
+from cluster import config, image, ssh, tuning  # noqa: E402
 from cluster.config import Cluster  # noqa: E402
 from cluster.contract import Contract  # noqa: E402
 from cluster.errors import InfraError, UserError  # noqa: E402
@@ -54,6 +54,7 @@ def inventory(contract: Contract, state: State, cluster: Cluster) -> dict[str, A
             "vars": {
                 **ssh_vars(contract),
                 **image.node_variables(state, cluster),
+                **tuning.role_variables(state.env, contract.active_fabric, contract.fabrics[contract.active_fabric]),
                 "contract_fabrics": {key: value.model_dump() for key, value in contract.fabrics.items()},
                 "contract_active_fabric": contract.active_fabric,
                 "contract_provider": contract.provider,

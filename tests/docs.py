@@ -1,4 +1,5 @@
-"""Write roles/README.md from each role's meta/argument_specs.yml and tests; --check says when it is stale.
+"""Write roles/README.md from each role's meta/argument_specs.yml and tests, and docs/trials.schema.json from the model
+of a trial; --check says when one is stale.
 
 A test's name is the claim it proves, so the tables cannot promise what is not tested.
 """
@@ -14,8 +15,11 @@ from typing import Any
 
 import yaml
 
+from bench.trial import Trial
+
 ROOT = Path(__file__).resolve().parent.parent
 TARGET = ROOT / "roles/README.md"
+SCHEMA = ROOT / "docs/trials.schema.json"
 HEAD = """# Roles
 
 Made by `tests/docs.py` from every role's meta/argument_specs.yml and tests; edit those.
@@ -110,16 +114,18 @@ def scenario(role: str) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 when roles/README.md is stale")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 when a file is stale")
     args = parser.parse_args()
     text = HEAD + SCENARIOS + "".join(map(scenario, roles())) + "".join(map(variables, roles()))
-    if args.check:
-        if not TARGET.exists() or TARGET.read_text() != text:
-            print("roles/README.md is stale; run: .venv/bin/python tests/docs.py", file=sys.stderr)
-            return 1
-        return 0
-    TARGET.write_text(text)
-    return 0
+    wanted = {TARGET: text, SCHEMA: json.dumps(Trial.model_json_schema(), indent=1) + "\n"}
+    stale = [path for path, content in wanted.items() if not path.exists() or path.read_text() != content]
+    for path in stale:
+        if args.check:
+            name = path.relative_to(ROOT)
+            print(f"{name} is stale; run: .venv/bin/python tests/docs.py", file=sys.stderr)
+        else:
+            path.write_text(wanted[path])
+    return 1 if args.check and stale else 0
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 # With the launcher gone nobody would end us.
 ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 
-from bench.worker import devices, engines  # noqa: E402
+from bench.worker import compression, devices, engines  # noqa: E402
 from bench.worker import statistics_of_steps as statistics  # noqa: E402
 
 CHUNK = 3
@@ -77,6 +77,7 @@ def slowest(engine: Any, steps: list[tuple[float, float, float]]) -> list[float]
 def run_trial(engine: Any, trial: dict[str, Any]) -> None:
     set_rate(trial, engine.local_rank)
     engine.barrier()
+    engine = compression.wrap(engine, trial["compression"])
     device = devices.make(trial, engine)
     started = time.perf_counter()
     seen: list[float] = []

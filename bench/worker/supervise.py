@@ -10,7 +10,7 @@ import threading
 import time
 
 
-def main() -> int:
+def main() -> None:
     run, hosts, argv = sys.argv[1], sys.argv[2].split(","), sys.argv[3:]
     child = subprocess.Popen(argv, stdin=subprocess.DEVNULL, start_new_session=True)
 
@@ -40,8 +40,11 @@ def main() -> int:
         os._exit(143)
 
     signal.signal(signal.SIGTERM, stop)
-    return child.wait()
+    code = child.wait()
+    sys.stdout.flush()
+    # The watcher still sits in a read; an ordinary exit would wait for its lock and abort.
+    os._exit(code & 0xFF)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -14,7 +14,7 @@ from torch import nn
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from bench.worker import devices, engines
+from bench.worker import compression, devices, engines
 
 STEPS = 8
 BATCH = 4
@@ -60,7 +60,7 @@ def train(
 
 def main() -> None:
     torch.set_num_threads(1)
-    engine = engines.make(sys.argv[1])
+    engine = compression.wrap(engines.make(sys.argv[1]), sys.argv[2] if len(sys.argv) > 2 else "none")
     generator = torch.Generator().manual_seed(3)
     images = torch.randn(BATCH * engine.size, 3, 16, 16, generator=generator)
     labels = torch.randint(CLASSES, (BATCH * engine.size,), generator=generator)
@@ -78,8 +78,8 @@ def main() -> None:
             "ranks": engine.size,
             "identical": all(other == weights for other in everybody),
             "largest_difference": difference,
-            "first_loss": single.losses[0],
-            "last_loss": single.losses[-1],
+            "first_loss": device.losses[0],
+            "last_loss": device.losses[-1],
         }
         print("@bench " + json.dumps(result), flush=True)
     engine.barrier()

@@ -249,9 +249,11 @@ def test_sweep_again_skips_what_is_there(tmp_path):
     assert trials() == before
 
 
-@pytest.mark.parametrize("engine", ["horovod-mpi", "ddp"])
-def test_training_on_many_ranks_equals_one(engine, tmp_path):
-    """N ranks with batch b hold the same weights, and those of one rank with batch N x b."""
+@pytest.mark.parametrize(
+    ("engine", "compression"), [("horovod-mpi", "none"), ("ddp", "none"), ("ps", "none"), ("horovod-mpi", "1bit")]
+)
+def test_training_on_many_ranks_equals_one(engine, compression):
+    """N ranks with batch b hold the same weights, and those of one rank with batch N x b; single bits only come near."""
     worker = podman("exec", f"{ENV}-head", "sh", "-c", "ls -td /opt/bench-worker/*/bench/worker | head -n 1")
     hosts = [
         "-H",
@@ -273,12 +275,13 @@ def test_training_on_many_ranks_equals_one(engine, tmp_path):
         "/opt/horovod/bin/python",
         f"{worker}/verify.py",
         engine,
+        compression,
     ]
     text = run("podman", "exec", f"{ENV}-head", *command, timeout=120).stdout
     result = json.loads(text.partition("@bench ")[2].splitlines()[0])
     assert result["ranks"] == 3
     assert result["identical"]
-    assert result["largest_difference"] < 1e-5
+    assert result["largest_difference"] < (1e-5 if compression == "none" else 0.1)
     assert result["last_loss"] < result["first_loss"]
 
 

@@ -2,6 +2,7 @@
 
 import json
 import random
+from dataclasses import replace
 
 import pytest
 import yaml
@@ -10,7 +11,7 @@ from test_inventory import OUTPUT
 from bench import launch, plan, record, scale, store
 from bench.trial import Trial
 from bench.worker import statistics_of_steps as statistics
-from cluster import contract
+from cluster import contract, tuning
 from cluster.errors import InfraError, UserError
 
 CLUSTER = contract.parse(OUTPUT)
@@ -53,6 +54,8 @@ def test_strong_scaling_shares_the_batch(tmp_path):
         ({"device": "tpu"}, "plan.device"),
         ({"device": "cuda"}, "plan.device"),
         ({"engines": ["smoke"]}, "plan.engines"),
+        ({"engines": ["ps"], "compressions": ["1bit"]}, "plan.compressions"),
+        ({"launcher": "torchrun"}, "plan.launcher"),
         ({"speed": 9}, "plan.speed"),
     ],
 )
@@ -94,16 +97,49 @@ def test_mpirun_carries_the_reference_flags():
     ]
 
 
-def test_nccl_speaks_up_on_cuda():
-    from dataclasses import replace
+def test_engine_horovod_is_what_the_fabric_is_tuned_to(tmp_path):
+    wanted = load(tmp_path)
+    assert {one.engine for one in plan.unfold(wanted, CLUSTER)} == {"horovod-gloo"}
+    tuned = {"1g": tuning.Settings(engine="horovod-mpi")}
+    assert {one.engine for one in plan.unfold(wanted, CLUSTER, tuned)} == {"horovod-mpi"}
+    on_gpus = wanted.model_copy(update={"device": "cuda"})
+    assert {one.engine for one in plan.unfold(on_gpus, CLUSTER)} == {"horovod-mpi"}
 
+
+def test_untuned_launch_overrides_what_the_cluster_is_set_to():
+    assert "-mca coll_tuned_use_dynamic_rules 0" in " ".join(launch.argv(replace(JOB, settings=tuning.UNTUNED)))
+    tuned = " ".join(launch.argv(JOB))
+    assert "-mca coll_tuned_allreduce_algorithm 4" in tuned
+    two = replace(JOB, hosts=("head", "w1"), slots=1)
+    assert "-mca coll_tuned_allreduce_algorithm 3" in " ".join(launch.argv(two))
+
+
+def test_torchrun_is_started_once_per_node():
+    text = " ".join(launch.argv(replace(JOB, engine="ddp", torchrun=True)))
+    assert text.startswith("mpirun -np 3 -H head:1,w1:1,w2:1 -bind-to none")
+    assert "torchrun --nnodes 3 --nproc-per-node 2 --rdzv-backend c10d --rdzv-endpoint head:29500" in text
+
+
+def test_worker_runs_inside_the_training_container():
+    text = " ".join(
+        launch.argv(replace(JOB, worker="/opt/w/1/bench/worker/main.py", container="img@sha256:1", cuda=True))
+    )
+    assert "podman run --rm --network=host --ipc=host" in text
+    assert "--device=nvidia.com/gpu=all --volume=/opt/w/1:/opt/w/1:ro img@sha256:1 /opt/horovod/bin/python" in text
+
+
+def test_single_bits_go_from_all_to_all():
+    point = point_of(4).model_copy(update={"compression": "1bit"})
+    plain = record.ring_bytes(point.model_copy(update={"compression": "none"}), 1)
+    assert record.ring_bytes(point, 1) == pytest.approx(plain * 2 / 32, rel=0.01)
+
+
+def test_nccl_speaks_up_on_cuda():
     assert "NCCL_DEBUG=INFO" in " ".join(launch.argv(replace(JOB, cuda=True)))
     assert "NCCL_DEBUG" not in " ".join(launch.argv(JOB))
 
 
 def test_horovodrun_uses_gloo_on_the_fabric():
-    from dataclasses import replace
-
     text = " ".join(launch.argv(replace(JOB, engine="horovod-gloo")))
     assert "horovodrun --gloo -np 6 -H head:2,w1:2,w2:2 --network-interfaces fabric0" in text
 

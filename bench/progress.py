@@ -1,0 +1,55 @@
+"""What a user sees while a sweep runs: a line per finished point, and in a terminal a live view of the current one."""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import TracebackType
+
+from rich.console import Console
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+
+console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 150)
+
+
+class Progress:
+    def __init__(self, total: int, done: int, screen: Console = console) -> None:
+        self.total, self.count, self.first, self.screen = total, done, done, screen
+        self.begin = time.monotonic()
+        self.current, self.state = "", ""
+        self.live: Live | None = None
+
+    def __enter__(self) -> Progress:
+        if self.screen.is_terminal:
+            self.live = Live(self, console=self.screen, refresh_per_second=2, transient=True)
+            self.live.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, at: TracebackType | None) -> None:
+        if self.live:
+            self.live.stop()
+
+    def minutes_left(self) -> float | None:
+        done = self.count - self.first
+        return (time.monotonic() - self.begin) / done * (self.total - self.count) / 60 if done else None
+
+    def __rich__(self) -> Table:
+        view = Table.grid(padding=(0, 2))
+        left = self.minutes_left()
+        time_left = "estimating" if left is None else f"{left:.1f} min left"
+        view.add_row(
+            f"{self.count}/{self.total}", ProgressBar(total=self.total, completed=self.count, width=30), time_left
+        )
+        view.add_row("", self.current, self.state)
+        return view
+
+    def doing(self, current: str, state: str) -> None:
+        """What runs now, and how far it is."""
+        self.current, self.state = current, state
+
+    def finished(self, label: str, text: str) -> None:
+        self.count += 1
+        left = self.minutes_left() or 0.0
+        self.screen.print(f"[{self.count:3}/{self.total}] {label}: {text}; {left:.1f} min left", markup=False)

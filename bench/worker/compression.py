@@ -1,0 +1,63 @@
+"""One bit per gradient element with error feedback: what rounding leaves out is added to the next step's gradient.
+
+Each tensor is sent as its signs and two means, of its positive and of its negative elements (Seide et al. 2014). Signs
+do not add up, so every rank gets every rank's and adds them itself.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from bench.worker.sizes import MEANS
+
+
+def encode(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The bytes to send, and what a receiver makes of them."""
+    flat = values.flatten()
+    positive = flat >= 0
+    means = [float(part.mean()) if part.numel() else 0.0 for part in (flat[positive], flat[~positive])]
+    header = np.array(means, dtype=np.float32)
+    payload = np.concatenate([header.view(np.uint8), np.packbits(positive.numpy())])
+    return torch.from_numpy(payload), torch.where(positive, *map(float, header)).view_as(values)
+
+
+def decode(payload: torch.Tensor, count: int) -> torch.Tensor:
+    raw = payload.numpy()
+    high, low = raw[:MEANS].view(np.float32)
+    signs = torch.from_numpy(np.unpackbits(raw[MEANS:], count=count)).bool()
+    return torch.where(signs, float(high), float(low))
+
+
+class OneBit:
+    """An engine whose sums travel as single bits. Everything else is the engine's own."""
+
+    def __init__(self, engine: Any) -> None:
+        self.engine = engine
+        self.left_out: dict[str, torch.Tensor] = {}
+        self.sent: list[tuple[torch.Tensor, int]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.engine, name)
+
+    def begin(self, scale: float) -> None:
+        self.engine.begin(scale)
+        self.sent = []
+
+    def submit(self, name: str, tensor: torch.Tensor) -> None:
+        wanted = tensor.detach() + self.left_out.get(name, 0.0)
+        payload, received = encode(wanted)
+        self.left_out[name] = wanted - received
+        self.sent.append((tensor, payload.numel()))
+        self.engine.submit_bytes(name, payload)
+
+    def wait(self) -> None:
+        for (tensor, size), gathered in zip(self.sent, self.engine.wait_bytes(), strict=True):
+            parts = (decode(payload, tensor.numel()) for payload in gathered.split(size))
+            tensor.copy_(torch.stack(tuple(parts)).sum(0).view_as(tensor))
+
+
+def wrap(engine: Any, compression: str) -> Any:
+    return OneBit(engine) if compression == "1bit" else engine

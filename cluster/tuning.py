@@ -1,0 +1,118 @@
+"""How collectives run best on a fabric: what we ship per class of fabric, and what `make tune` found for this one.
+
+inventories/<env>/tuning.yml holds what was found (fabric name -> settings) and wins over what is shipped. The mpi and
+horovod roles apply the settings of the active fabric; bench gives each launch those of the fabric it sweeps.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import yaml
+from pydantic import Field, ValidationError
+
+from cluster.config import ROOT, one_line
+from cluster.contract import Fabric
+from cluster.errors import UserError
+from cluster.settings import Section
+
+Algorithm = Literal["default", "recursive_doubling", "ring", "segmented_ring", "rabenseifner"]
+# OpenMPI's numbers for them (coll_tuned_allreduce_algorithm).
+NUMBERS: dict[Algorithm, int] = {"recursive_doubling": 3, "ring": 4, "segmented_ring": 5, "rabenseifner": 6}
+
+
+class Settings(Section):
+    """Of one fabric."""
+
+    # By what bytes travel where there is no NCCL. Gloo's ring keeps several segments under way and reaches
+    # 96% of the wire where OpenMPI's, which waits for each step, reaches 86%.
+    engine: Literal["horovod-gloo", "horovod-mpi"] = "horovod-gloo"
+    # Gradients that are ready are sent together, up to this size; the clock ticks this often.
+    fusion_mb: Annotated[float, Field(gt=0, le=1024, strict=False)] = 128.0
+    cycle_ms: Annotated[float, Field(gt=0, le=100, strict=False)] = 1.0
+    # OpenMPI's all-reduce from this size on, for three processes or more; smaller ones go by recursive doubling.
+    algorithm: Algorithm = "ring"
+    algorithm_from_bytes: Annotated[int, Field(ge=0)] = 65536
+    segment_bytes: Annotated[int, Field(ge=0)] = 0
+    # Socket buffers of OpenMPI in bytes, 0: the kernel's own tuning. Connections between a pair of nodes.
+    socket_bytes: Annotated[int, Field(ge=0)] = 0
+    links: Annotated[int, Field(ge=1, le=8)] = 1
+    eager_bytes: Annotated[int, Field(ge=1024, le=1 << 24)] = 65536
+    # What NCCL is given on nodes with GPUs: threads per connection and connections per thread (sockets only).
+    nccl_threads: Annotated[int, Field(ge=1, le=16)] = 1
+    nccl_sockets: Annotated[int, Field(ge=1, le=16)] = 1
+
+
+# What Horovod and OpenMPI do when nobody tells them anything: the baseline that tuning is held against.
+UNTUNED = Settings(engine="horovod-mpi", algorithm="default", eager_bytes=65536)
+
+SHIPPED: dict[str, Settings] = {
+    "1G": Settings(),
+    "10G": Settings(),
+    # One connection does not fill such a link: NCCL opens more.
+    "25-100G TCP": Settings(links=4, nccl_threads=4, nccl_sockets=4),
+    "verbs": Settings(engine="horovod-mpi", algorithm="default"),
+}
+
+
+def fabric_class(fabric: Fabric) -> str:
+    if fabric.transport == "verbs":
+        return "verbs"
+    if fabric.rate_gbps <= 2:
+        return "1G"
+    return "10G" if fabric.rate_gbps <= 15 else "25-100G TCP"
+
+
+def file(env: str) -> Path:
+    return ROOT / "inventories" / env / "tuning.yml"
+
+
+def load(env: str) -> dict[str, Settings]:
+    """What was found for this environment; empty where nobody has tuned."""
+    path = file(env)
+    if not path.exists():
+        return {}
+    try:
+        content = yaml.safe_load(path.read_text()) or {}
+        return {name: Settings.model_validate(values) for name, values in content["tuning"].items()}
+    except (yaml.YAMLError, KeyError, AttributeError, TypeError):
+        raise UserError(f"{path.name}: not a tuning file; remove it or run `make tune ENV={env}`") from None
+    except ValidationError as error:
+        raise UserError(f"{path.name}: {one_line(error, 'tuning')}") from None
+
+
+def settings(env: str, name: str, fabric: Fabric) -> Settings:
+    return load(env).get(name, SHIPPED[fabric_class(fabric)])
+
+
+def mca(chosen: Settings) -> dict[str, str]:
+    """OpenMPI's parameters, as the mpi role writes them for every MPI program on the cluster.
+
+    The all-reduce is chosen by size, in a file of rules (see roles/mpi/templates/allreduce.rules.j2).
+    """
+    given = {
+        "btl_tcp_eager_limit": str(chosen.eager_bytes),
+        "btl_tcp_links": str(chosen.links),
+        "btl_tcp_sndbuf": str(chosen.socket_bytes),
+        "btl_tcp_rcvbuf": str(chosen.socket_bytes),
+    }
+    return given if chosen != UNTUNED else {}
+
+
+def launch_mca(chosen: Settings, processes: int) -> dict[str, str]:
+    """The same for one launch, where the number of processes is known and all that is sent is large."""
+    if chosen.algorithm == "default":
+        return {**mca(chosen), "coll_tuned_use_dynamic_rules": "0"}
+    # With two processes a ring waits on itself; recursive doubling sends the same bytes in one exchange.
+    number = NUMBERS[chosen.algorithm if processes > 2 else "recursive_doubling"]
+    given = {"coll_tuned_use_dynamic_rules": "1", "coll_tuned_allreduce_algorithm": str(number)}
+    if chosen.segment_bytes:
+        given["coll_tuned_allreduce_algorithm_segmentsize"] = str(chosen.segment_bytes)
+    return {**mca(chosen), **given}
+
+
+def role_variables(env: str, name: str, fabric: Fabric) -> dict[str, object]:
+    """What the mpi and horovod roles apply."""
+    chosen = settings(env, name, fabric)
+    return {"tuning": {**chosen.model_dump(), "number": NUMBERS.get(chosen.algorithm, 0), "mca": mca(chosen)}}
