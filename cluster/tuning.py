@@ -30,7 +30,7 @@ class Settings(Section):
     engine: Literal["horovod-gloo", "horovod-mpi"] = "horovod-gloo"
     # Gradients that are ready are sent together, up to this size; the clock ticks this often.
     fusion_mb: Annotated[float, Field(gt=0, le=1024, strict=False)] = 128.0
-    cycle_ms: Annotated[float, Field(gt=0, le=100, strict=False)] = 1.0
+    cycle_ms: Annotated[float, Field(gt=0, le=100, strict=False)] = 5.0
     # OpenMPI's all-reduce from this size on, for three processes or more; smaller ones go by recursive doubling.
     algorithm: Algorithm = "ring"
     algorithm_from_bytes: Annotated[int, Field(ge=0)] = 65536
@@ -45,7 +45,7 @@ class Settings(Section):
 
 
 # What Horovod and OpenMPI do when nobody tells them anything: the baseline that tuning is held against.
-UNTUNED = Settings(engine="horovod-mpi", algorithm="default", eager_bytes=65536)
+UNTUNED = Settings(engine="horovod-mpi", algorithm="default", cycle_ms=1.0)
 
 SHIPPED: dict[str, Settings] = {
     "1G": Settings(),
