@@ -25,6 +25,9 @@ report: setup ## draw the report of a run again   [RUN=folder]
 explain: setup ## the weakest link of a run, the next one, and what to change   [RUN=folder]
 	@$(VENV)/bench explain $(or $(RUN),latest)
 
+jupyter: setup ## open a run in JupyterLab on this machine   [RUN=folder]
+	@$(VENV)/bench jupyter $(or $(RUN),latest)
+
 predict: setup ## hold the predictor against every published table
 	@$(VENV)/bench predict --validate
 
@@ -73,7 +76,10 @@ lock: setup ## pin the Python packages anew
 perf-deploy: setup ## measure deploy times: 4 and 10 nodes from a cached image
 	@$(VENV)/python tests/perf/deploy.py
 
-perf-predict: setup ## measure how fast predictions are
+perf-jupyter: setup ## open a run in JupyterLab on this machine   [RUN=folder]
+	@$(VENV)/bench jupyter $(or $(RUN),latest)
+
+predict: setup ## measure how fast predictions are
 	@$(VENV)/python -m bench.predict.perf
 
 perf-report: setup ## measure how fast 10,000 trials become a report
@@ -82,4 +88,4 @@ perf-report: setup ## measure how fast 10,000 trials become a report
 perf-data: setup ## measure the data path against the usual pipeline and against cat
 	@OMP_NUM_THREADS=1 $(VENV)/python tests/perf/data.py
 
-.PHONY: help deploy bench report explain predict perf-predict perf-report perf-data status scale shell doctor cost destroy clean setup check test lock perf-deploy
+.PHONY: help deploy bench report explain jupyter predict perf-predict perf-report perf-data status scale shell doctor cost destroy clean setup check test lock perf-deploy

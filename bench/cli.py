@@ -16,6 +16,7 @@ COMMANDS = {
     "compare": "bench.compare",
     "export": "bench.export",
     "timeline": "bench.timeline",
+    "jupyter": "bench.jupyter",
     "predict": "bench.predict.command",
     "plan": "bench.planning.command",
     "data": "bench.data",

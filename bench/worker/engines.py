@@ -35,7 +35,7 @@ class HorovodEngine:
         return [self._done(handle) for handle in self.handles]
 
     def _done(self, handle: int) -> torch.Tensor:
-        """Horovod's own wait looks every 100 ns: a third of a core per rank, which nodes that share cores do not have."""
+        """Horovod's own wait looks every 100 ns: a third of a core per rank, and nodes here share two."""
         while not self.hvd.poll(handle):
             time.sleep(POLL_SECONDS)
         return self.hvd.synchronize(handle)

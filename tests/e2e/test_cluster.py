@@ -253,7 +253,7 @@ def test_sweep_again_skips_what_is_there(tmp_path):
     ("engine", "compression"), [("horovod-mpi", "none"), ("ddp", "none"), ("ps", "none"), ("horovod-mpi", "1bit")]
 )
 def test_training_on_many_ranks_equals_one(engine, compression):
-    """N ranks with batch b hold the same weights, and those of one rank with batch N x b; single bits only come near."""
+    """N ranks with batch b hold the same weights: those of one rank with batch N x b, or near them with single bits."""
     worker = podman("exec", f"{ENV}-head", "sh", "-c", "ls -td /opt/bench-worker/*/bench/worker | head -n 1")
     hosts = [
         "-H",
