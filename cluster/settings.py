@@ -45,6 +45,8 @@ class Fabric(Section):
 class Features(Section):
     """Roles that a cluster may have or not: the names stand in ansible/roles.yml. Off means nothing is installed."""
 
+    data: bool = False
+
 
 def _instance_type(value: str) -> str:
     if value not in prices.types():

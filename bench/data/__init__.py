@@ -1,4 +1,4 @@
-"""Image data as tar shards: make, shard, verify, and measure how fast they feed GPUs."""
+"""Image data as tar shards: make, shard, verify, push to the cluster, and measure how fast they feed GPUs."""
 
 from __future__ import annotations
 
@@ -32,13 +32,17 @@ def configure(parser: argparse.ArgumentParser) -> None:
     shard.add_argument("--val-labels", type=Path, metavar="FILE", help="image and class per line, for a flat val/")
     verify = actions.add_parser("verify", help="hold shards against their index and checksums")
     verify.add_argument("folder", type=Path, metavar="DIR")
+    push = actions.add_parser("push", help="copy shards to the head, which serves them to the fabric")
+    push.add_argument("folder", type=Path, metavar="DIR")
+    push.add_argument("--env", default="local", help="environment to copy to (default local)")
+    push.add_argument("--name", help="folder on the head (default: the name of DIR)")
     measure = actions.add_parser("bench", help="images/s and MB/s of every stage, and the cores and drives GPUs need")
     measure.add_argument("locations", nargs="+", metavar="DIR|URL", help="shards on local disk, a share, or HTTP")
     measure.add_argument("--cores", type=int, help="cores to measure with (default: all)")
     measure.add_argument("--seconds", type=float, default=3.0, help="time per stage (default 3)")
     measure.add_argument("--run", metavar="RUN", help="a sweep to feed: its rate is the need, its explain gets this")
     measure.add_argument("--rate", type=float, metavar="N", help="images/s to feed instead of a run's")
-    for sub in (make, shard, verify, measure):
+    for sub in (make, shard, verify, push, measure):
         sub.add_argument("--json", action="store_true", help="print the answer as JSON")
 
 
@@ -158,6 +162,14 @@ def verify(args: argparse.Namespace) -> int:
     return 1 if problems else 0
 
 
+def push(args: argparse.Namespace) -> int:
+    from bench.data import copying
+
+    url = copying.push(args.folder, args.env, args.name or args.folder.resolve().name)
+    print(json.dumps({"data": f"shards:{url}"}) if args.json else f"in a plan:  data: shards:{url}")
+    return 0
+
+
 def bench(args: argparse.Namespace) -> int:
     from bench.data import measure
 
@@ -165,4 +177,4 @@ def bench(args: argparse.Namespace) -> int:
     return measure.command(args)
 
 
-ACTIONS = {"make": make, "shard": shard, "verify": verify, "bench": bench}
+ACTIONS = {"make": make, "shard": shard, "verify": verify, "push": push, "bench": bench}
