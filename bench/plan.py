@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from bench import devices, models
 from bench.trial import Point
@@ -30,6 +30,17 @@ def _unique(values: list[Any]) -> list[Any]:
     if len(set(map(str, values))) != len(values):
         raise ValueError("lists something twice; name each once")
     return values
+
+
+def _data(value: str) -> str:
+    kind, _, location = value.partition(":")
+    if value != "synthetic" and (kind != "shards" or not location.startswith(("/", "http://", "https://"))):
+        raise ValueError("write synthetic, shards:/folder/on/every/node or shards:http://head:8880/name")
+    return value
+
+
+def _listed(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
 
 
 Listed = AfterValidator(_unique)
@@ -80,7 +91,12 @@ class Plan(Section):
         default=None, description="time of one step's compute, where it was measured, instead of the profile's"
     )
     precision: str | None = None
-    data: Literal["synthetic"] = "synthetic"
+    data: Annotated[
+        list[Annotated[str, AfterValidator(_data)]], Field(min_length=1), Listed, BeforeValidator(_listed)
+    ] = ["synthetic"]
+    data_cores: Annotated[int, Field(ge=1, le=256)] = Field(default=2, description="cores per GPU that decode images")
+    data_strict: bool = Field(default=False, description="stop at the first damaged sample instead of skipping it")
+    data_loader: Literal["cores", "dali"] = Field(default="cores", description="dali decodes on the GPU: cuda only")
     scaling: Literal["weak", "strong"] = "weak"
     repeats: Annotated[int, Field(ge=1, le=100)] = 1
     seconds: Annotated[float, Field(gt=0, strict=False)] = Field(default=20, description="time cap of one point")
@@ -140,6 +156,8 @@ def check(plan: Plan, cluster: Contract | None, available: int, gpus: int) -> No
         raise UserError("plan.launcher: torchrun starts engine ddp only; set engines: [ddp]")
     for model in plan.models:
         models.get(model)
+    if plan.data_loader == "dali" and plan.device != "cuda":
+        raise UserError(f"plan.data_loader: dali needs device cuda, not {plan.device}; leave it out")
     kind, _, profile = plan.device.partition(":")
     if kind == "emulated":
         devices.get(profile)
@@ -184,7 +202,7 @@ def unfold(plan: Plan, cluster: Contract | None, tuned: Tuned = MappingProxyType
     for asked, fabric, count in product(plan.engines, plan.fabrics, plan.nodes):
         engine = engine_of(plan, cluster, asked, fabric, tuned)
         nodes, gpus = (1, count * plan.gpus_per_node) if one_job(cluster) else (count, plan.gpus_per_node)
-        inner = product(plan.models, plan.compressions, plan.batches, range(plan.repeats))
+        inner = product(plan.data, plan.models, plan.compressions, plan.batches, range(plan.repeats))
         points = tuple(
             Point(
                 fabric=fabric,
@@ -196,10 +214,10 @@ def unfold(plan: Plan, cluster: Contract | None, tuned: Tuned = MappingProxyType
                 engine=engine,
                 compression=compression,
                 device=plan.device,
-                data=plan.data,
+                data=data,
                 repeat=repeat,
             )
-            for model, compression, batch, repeat in inner
+            for data, model, compression, batch, repeat in inner
         )
         yield Launch(fabric, nodes, engine, points)
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 from bench import models, scale
-from bench.trial import Breakdown, Emulation, Interval, Point, Timing, Transport, Trial
+from bench.trial import Breakdown, Emulation, Input, Interval, Point, Timing, Transport, Trial
 from bench.worker import statistics_of_steps as statistics
 from bench.worker.sizes import payload_bytes
 
@@ -36,7 +37,7 @@ def ring_bytes(point: Point, factor: float) -> float:
 def proof(point: Point, factor: float, interface: str, ranks: list[dict[str, Any]]) -> tuple[Transport, str | None]:
     """Which interface carried the bytes, and what is wrong with that, if anything."""
     first = {rank["node"]: rank["sent"] for rank in reversed(ranks) if rank["local"] == 0}
-    expected = ring_bytes(point, factor) * WIRE_OVERHEAD
+    expected = (ring_bytes(point, factor) + served_bytes(point, ranks)) * WIRE_OVERHEAD
     transport = Transport(
         interface=interface,
         expected_bytes=expected,
@@ -58,19 +59,55 @@ def proof(point: Point, factor: float, interface: str, ranks: list[dict[str, Any
     return transport, None
 
 
+def served_bytes(point: Point, ranks: list[dict[str, Any]]) -> float:
+    """Bytes of shards that a node of the cluster sent to the others, per node and step."""
+    server = urlsplit(point.data.partition(":")[2]).hostname
+    if server not in {rank["node"] for rank in ranks}:
+        return 0.0
+    sent = sum(rank["input"]["read_bytes"] for rank in ranks if rank.get("input") and rank["node"] != server)
+    return float(sent / len(ranks[0]["steps"]) / point.nodes)
+
+
+def pipeline(ranks: list[dict[str, Any]]) -> Input | None:
+    """What the ranks' input pipelines could do, from the time they were busy."""
+    found = [rank["input"] for rank in ranks if rank.get("input")]
+    if not found:
+        return None
+    skipped: dict[str, int] = {}
+    for one in found:
+        for kind, count in one["skipped"].items():
+            skipped[kind] = skipped.get(kind, 0) + count
+    return Input(
+        cores=found[0]["cores"],
+        decode_busy=sum(min(1.0, one["decode_s"] / one["cores"] / one["elapsed_s"]) for one in found) / len(found),
+        decode_images_per_second=sum(
+            one["cores"] * one["decoded"] / one["decode_s"] for one in found if one["decode_s"] > 0
+        ),
+        read_mb_per_second=sum(one["read_bytes"] / one["read_s"] / 1e6 for one in found if one["read_s"] > 0),
+        reused=found[0]["reused"],
+        skipped=skipped,
+        examples=[text for one in found for text in one["examples"]][:20],
+    )
+
+
 def breakdown(ranks: list[dict[str, Any]]) -> Breakdown:
-    """Medians over steps of the mean over ranks."""
+    """Medians over steps of the mean over ranks.
+
+    A step is the wait for images, compute, and what of the communication compute could not hide. A rank whose images
+    come late holds up all, so the wait is from when the slowest rank would be done to when it was.
+    """
     count = len(ranks[0]["steps"])
-    compute, exposed, waiting = [], [], []
+    parts: dict[str, list[float]] = {"compute": [], "exposed_comm": [], "straggler_wait": [], "data_wait": []}
     for i in range(count):
         steps = [rank["steps"][i] for rank in ranks]
         longest = max(step[1] for step in steps)
+        ready = max(step[1] + step[3] for step in steps)
         mean = sum(step[1] for step in steps) / len(steps)
-        compute.append(mean)
-        waiting.append(longest - mean)
-        exposed.append(sum(step[0] for step in steps) / len(steps) - longest)
-    parts = {"compute": compute, "exposed_comm": exposed, "straggler_wait": waiting}
-    return Breakdown(data_wait=0.0, **{key: max(0.0, statistics.median(v)) * 1e3 for key, v in parts.items()})
+        parts["compute"].append(mean)
+        parts["straggler_wait"].append(longest - mean)
+        parts["data_wait"].append(ready - longest)
+        parts["exposed_comm"].append(sum(step[0] for step in steps) / len(steps) - ready)
+    return Breakdown(**{key: max(0.0, statistics.median(values)) * 1e3 for key, values in parts.items()})
 
 
 def stragglers(ranks: list[dict[str, Any]]) -> list[str]:
@@ -124,6 +161,7 @@ def trial(
         bus_bandwidth_gbps=interval(slowest(main["ranks"], 2), lambda value: ring / value) if point.nodes > 1 else None,
         link_gbps=link_share * point.rate_gbps if link_share else None,
         emulation=emulation,
+        input=pipeline(main["ranks"]),
         transport=transport,
         stragglers=stragglers(main["ranks"]),
         host_cpu_percent=main["cpu"],

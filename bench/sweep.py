@@ -254,9 +254,21 @@ class Sweep:
                         "compression": point.compression,
                         "images": point.batch * point.gpus,
                         "seconds": self.plan.seconds,
+                        "data": self.input(point, s if emulated and shaped else 1.0),
                     }
                 )
         return base64.b64encode(json.dumps({"trials": trials}).encode()).decode()
+
+    def input(self, point: Point, factor: float) -> dict[str, Any] | None:
+        """Where a rank gets its images. Over a fabric that is slower by s it reads each sample once for s uses, so that
+        reading takes the time it takes on the real fabric; what is on a node's own disk is not scaled."""
+        if point.data == "synthetic":
+            return None
+        location = point.data.partition(":")[2]
+        reused = max(1, round(factor)) if "://" in location else 1
+        plan = self.plan
+        choices = {"cores": plan.data_cores, "strict": plan.data_strict, "loader": plan.data_loader}
+        return {"location": location, "reused": reused, **choices}
 
     def keep(self, trial: Trial) -> None:
         self.folder.append(trial)

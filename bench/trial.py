@@ -78,6 +78,18 @@ class Transport(Record):
     )
 
 
+class Input(Record):
+    """What the input pipeline did while the trial was measured. Present exactly when the data is real."""
+
+    cores: int = Field(description="that decode, per GPU")
+    decode_busy: float = Field(description="share of the time these cores were decoding, mean over GPUs")
+    decode_images_per_second: float = Field(description="what they can do, all GPUs together")
+    read_mb_per_second: float = Field(description="while reading, all GPUs together")
+    reused: int = Field(default=1, description="how often a sample was used per read: bytes scaled like the fabric")
+    skipped: dict[str, int] = Field(default_factory=dict, description="damage -> samples that were left out")
+    examples: list[str] = Field(default_factory=list, description="some of them by name")
+
+
 class Timing(Record):
     """Seconds of wall clock this trial cost."""
 
@@ -107,6 +119,7 @@ class Trial(Record):
         description="goodput of the link, same units: its rate times the share that ring neighbours measured",
     )
     emulation: Emulation | None = None
+    input: Input | None = None
     transport: Transport | None = None
     stragglers: list[str] = Field(default_factory=list)
     host_cpu_percent: float | None = None

@@ -123,7 +123,7 @@ def processing(found: list[bytes], seconds: float) -> list[Rate]:
     sizes = [images.size_of(jpeg) for jpeg in found]
     boxes = [images.crop_box(draw, *one) for one in sizes]
     decoded = [
-        images.decode(jpeg, box, one, images.PIXELS) for jpeg, box, one in zip(found, boxes, sizes, strict=True)
+        images.decode(jpeg, box, one, images.PIXELS).copy() for jpeg, box, one in zip(found, boxes, sizes, strict=True)
     ][:32]
     batch = numpy.zeros((BATCH, images.PIXELS, images.PIXELS, 4), numpy.uint8)
     device = numpy.zeros_like(batch)
@@ -138,12 +138,12 @@ def processing(found: list[bytes], seconds: float) -> list[Rate]:
         for image, box, one in zip(decoded, boxes, sizes, strict=False):
             x, y = image.shape[1] / one[0], image.shape[0] / one[1]
             scaled = (box[0] * x, box[1] * y, box[2] * x, box[3] * y)
-            done += images.resample(image, scaled, images.PIXELS, True).nbytes
+            done += images.resample(image, scaled, images.PIXELS, True, batch[0]).nbytes
         return len(decoded), done
 
     def whole() -> tuple[int, int]:
         for number, jpeg in enumerate(found):
-            batch[number % BATCH] = images.augment(jpeg, draw)
+            images.augment(jpeg, draw, images.PIXELS, batch[number % BATCH])
         return len(found), size
 
     def copy() -> tuple[int, int]:

@@ -5,6 +5,7 @@ Every capacity is in images per second of the whole cluster, so that a disk, a c
 
 from __future__ import annotations
 
+import statistics
 from dataclasses import dataclass
 from typing import Any
 
@@ -117,7 +118,7 @@ def input_stages(place: Place, capacities: dict[str, Any], limit: str) -> list[S
                 per_node=False,
             )
         )
-    decode = known_capacity("decode", capacities.get("decode"), place, IMAGE_BYTES)
+    decode = known_capacity("decode", capacities.get("decode"), place, IMAGE_BYTES) or decode_seen(place)
     if limit == "decode" and (decode is None or (decode.capacity or 0) > observed):
         decode = Stage("decode", observed, "measured", "what it delivered while the accelerators waited")
     out.append(decode or Stage("decode", None, "not known", "run `bench data bench`, or pass --capacity decode=..."))
@@ -126,6 +127,17 @@ def input_stages(place: Place, capacities: dict[str, Any], limit: str) -> list[S
         rate = PUBLISHED["pcie"] * place.gpus / TENSOR_BYTES
         out.append(pcie or Stage("pcie", rate, "published", "12 GB/s per GPU (PCIe 3.0 x16), 602 KB per image"))
     return out
+
+
+def decode_seen(place: Place) -> Stage | None:
+    """What the cores that decode did per second of decoding, in the trial itself."""
+    seen = [trial.input for trial in place.trials if trial.input and trial.input.decode_images_per_second > 0]
+    if not seen:
+        return None
+    rate = statistics.median(one.decode_images_per_second for one in seen)
+    cores = place.gpus * seen[0].cores
+    detail = f"{words.count(cores, 'core')} at {words.significant(rate / cores)} images/s each"
+    return Stage("decode", rate, "measured", detail)
 
 
 def step_stages(place: Place, capacities: dict[str, Any], limit: str) -> list[Stage]:

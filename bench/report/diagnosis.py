@@ -13,6 +13,8 @@ from cluster.errors import UserError
 # Below this share of a step lost, the accelerator itself is what a user would have to replace.
 LOSS_WORTH_NAMING = 0.20
 CPU_SATURATED = 90.0
+# Cores that decode this share of the time have no more to give: the rest is handing over.
+DECODE_BUSY = 0.75
 LINK_FULL = 0.75
 LINK_AS_CONFIGURED = 0.80
 BYTES_TOLERANCE = 0.15
@@ -121,7 +123,17 @@ def diagnose(place: Place) -> Diagnosis:
             lost,
         )
     if worst == "data":
-        if saturated:
+        busy = place.decode_busy
+        if busy is not None and busy >= DECODE_BUSY:
+            cores = place.trials[0].input.cores if place.trials[0].input else 0
+            return Diagnosis(
+                "decode",
+                f"the accelerators wait for images during {share} of every step while decoding keeps "
+                f"{words.count(cores, 'core')} per GPU {words.percent(busy)} busy",
+                "give decoding more cores (data_cores in the plan), or decode on the accelerator",
+                lost,
+            )
+        if saturated and busy is None:
             return Diagnosis(
                 "decode",
                 f"the accelerators wait for images during {share} of every step while the host CPU is {cpu:.0f}% busy",
@@ -131,7 +143,13 @@ def diagnose(place: Place) -> Diagnosis:
         return Diagnosis(
             "storage",
             f"the accelerators wait for images during {share} of every step"
-            + (f" while the host CPU is only {cpu:.0f}% busy" if cpu is not None else ""),
+            + (
+                f" while the cores that decode are only {words.percent(busy)} busy"
+                if busy is not None
+                else f" while the host CPU is only {cpu:.0f}% busy"
+                if cpu is not None
+                else ""
+            ),
             "read from faster or more drives, or from sequential shards",
             lost,
         )

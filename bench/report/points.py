@@ -103,6 +103,10 @@ class Place:
         return middle([trial.host_cpu_percent for trial in self.trials])
 
     @property
+    def decode_busy(self) -> float | None:
+        return middle([trial.input.decode_busy if trial.input else None for trial in self.trials])
+
+    @property
     def stragglers(self) -> list[str]:
         return sorted({name for trial in self.trials for name in trial.stragglers})
 

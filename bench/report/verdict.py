@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from bench.report import diagnosis, whatif, words
@@ -12,6 +12,7 @@ from bench.report.runs import Run
 from bench.trial import Trial
 
 GOOD = 0.80
+MOST_COMPARISONS = 3
 
 
 @dataclass(frozen=True)
@@ -290,6 +291,7 @@ def findings(run: Run, table: Table, verdict: Verdict) -> list[str]:
                 f"The batch matters: on {words.fabric(place.fabric)} with {place.nodes} nodes the efficiency is "
                 f"{listed} images per GPU."
             )
+    out += real_data(table)
     for fabric, trials in stray_by_fabric(table, verdict).items():
         found = diagnosis.wrong_interface(trials[0], diagnosis.stray_interfaces(trials[0]))
         out.append(f"{words.fabric(fabric)} was not used in {len(trials)} trials: {found.reason}.")
@@ -302,6 +304,37 @@ def findings(run: Run, table: Table, verdict: Verdict) -> list[str]:
             f"{len(unsure)} of {len(table.places)} emulated points changed by more than 5% at twice the scale factor; "
             "they are drawn hollow."
         )
+    return out
+
+
+def real_data(table: Table) -> list[str]:
+    """Real images against synthetic ones at the same point, the largest cluster first; and what was skipped."""
+    out: list[str] = []
+    same = {
+        (replace(place.family, data="synthetic"), place.fabric, place.nodes, place.batch): place
+        for place in table.places
+        if place.family.data == "synthetic"
+    }
+    for place in sorted(table.places, key=lambda place: -place.nodes):
+        other = same.get((replace(place.family, data="synthetic"), place.fabric, place.nodes, place.batch))
+        if place.family.data == "synthetic" or other is None or len(out) == MOST_COMPARISONS:
+            continue
+        wait = place.breakdown.data_wait / place.step_ms.median if place.breakdown else 0.0
+        kept = words.percent(place.ips.median / other.ips.median)
+        out.append(
+            f"Real data: {words.significant(place.ips.median)} images/s against "
+            f"{words.significant(other.ips.median)} synthetic ({kept}) on "
+            f"{words.fabric(place.fabric)}, {words.count(place.nodes, 'node')}, batch {place.batch}; the accelerators "
+            f"wait for images {words.percent(wait)} of the time."
+        )
+    damage: dict[str, int] = {}
+    for place in table.places:
+        for trial in place.trials:
+            for kind, count in (trial.input.skipped if trial.input else {}).items():
+                damage[kind] = damage.get(kind, 0) + count
+    if damage:
+        listed = ", ".join(f"{kind} ({count})" for kind, count in sorted(damage.items()))
+        out.append(f"Samples were skipped: {listed}; trials.jsonl names some of them, `bench data verify` finds all.")
     return out
 
 

@@ -10,12 +10,13 @@ from torch import nn
 from torch.nn import functional as F
 
 from bench.worker import torch_models
+from bench.worker.feed import Feed
 
 FORWARD_SHARE = 1 / 3
 LEARNING_RATE = 0.01
 
-# A step's seconds: the whole of it, its compute, and from the first gradient to the last sum.
-Step = tuple[float, float, float]
+# A step's seconds: the whole of it, its compute, from the first gradient to the last sum, and the wait for images.
+Step = tuple[float, float, float, float]
 
 
 def sleep_until(moment: float) -> None:
@@ -27,7 +28,8 @@ def sleep_until(moment: float) -> None:
 class EmulatedDevice:
     """Sleeps through compute and releases the model's gradients, n/s elements each, when a device would have them."""
 
-    def __init__(self, trial: dict[str, Any]) -> None:
+    def __init__(self, trial: dict[str, Any], source: Feed) -> None:
+        self.source = source
         self.forward = trial["compute_ms"] / 1000 * FORWARD_SHARE
         self.backward = trial["compute_ms"] / 1000 - self.forward
         self.scale = trial["scale"]
@@ -39,6 +41,8 @@ class EmulatedDevice:
         self.losses: list[float] = []
 
     def step(self, engine: Any) -> Step:
+        asked = time.perf_counter()
+        self.source.wait()
         start = time.perf_counter()
         sleep_until(start + self.forward)
         engine.begin(self.scale)
@@ -50,7 +54,7 @@ class EmulatedDevice:
         computed = time.perf_counter()
         engine.wait()
         end = time.perf_counter()
-        return end - start, computed - start, end - first
+        return end - asked, computed - start, end - first, start - asked
 
     def check(self, engine: Any) -> None:
         for name, tensor, _ in self.gradients:
@@ -61,8 +65,17 @@ class EmulatedDevice:
 class TrainingDevice:
     """Trains for real: each gradient goes to the engine as soon as backward has it, in fp16 where that is asked for."""
 
-    def __init__(self, model: nn.Module, images: torch.Tensor, labels: torch.Tensor, name: str, half: bool) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        images: torch.Tensor,
+        labels: torch.Tensor,
+        name: str,
+        half: bool,
+        source: Feed | None = None,
+    ) -> None:
         self.model, self.images, self.labels, self.name, self.half = model, images, labels, name, half
+        self.source = source or Feed()
         self.optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE, momentum=0.9)
         self.engine: Any = None
         self.sent: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -89,6 +102,9 @@ class TrainingDevice:
 
     def step(self, engine: Any) -> Step:
         self.engine, self.sent, self.first = engine, [], 0.0
+        asked = time.perf_counter()
+        if (batch := self.source.tensors(self.images.device)) is not None:
+            self.images, self.labels = batch
         start = time.perf_counter()
         engine.begin(1.0)
         self.optimizer.zero_grad(set_to_none=False)
@@ -103,7 +119,7 @@ class TrainingDevice:
         self.synchronize()
         end = time.perf_counter()
         self.losses.append(float(loss.detach()))
-        return end - start, computed - start, end - self.first
+        return end - asked, computed - start, end - self.first, start - asked
 
     def check(self, engine: Any) -> None:
         """All ranks still hold the same weights."""
@@ -113,9 +129,9 @@ class TrainingDevice:
             raise RuntimeError(f"the ranks' weights have come apart: their sums are {sums}")
 
 
-def make(trial: dict[str, Any], engine: Any) -> EmulatedDevice | TrainingDevice:
+def make(trial: dict[str, Any], engine: Any, source: Feed) -> EmulatedDevice | TrainingDevice:
     if trial["device"] == "emulated":
-        return EmulatedDevice(trial)
+        return EmulatedDevice(trial, source)
     place = torch.device("cuda", engine.local_rank) if trial["device"] == "cuda" else torch.device("cpu")
     torch.manual_seed(1)
     model = torch_models.MODELS[trial["model"]]().to(place)
@@ -123,6 +139,6 @@ def make(trial: dict[str, Any], engine: Any) -> EmulatedDevice | TrainingDevice:
     pixels = trial["pixels"]
     images = torch.randn(trial["batch"], 3, pixels, pixels, generator=generator).to(place)
     labels = torch.randint(torch_models.CLASSES, (trial["batch"],), generator=generator).to(place)
-    device = TrainingDevice(model, images, labels, trial["id"], trial["compression"] == "fp16")
+    device = TrainingDevice(model, images, labels, trial["id"], trial["compression"] == "fp16", source)
     device.start_alike(engine)
     return device

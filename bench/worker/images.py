@@ -9,6 +9,8 @@ from __future__ import annotations
 import io
 import math
 import random
+import threading
+from typing import Any
 
 import numpy
 import simplejpeg
@@ -51,8 +53,28 @@ def size_of(jpeg: Bytes) -> tuple[int, int]:
     return width, height
 
 
+class Scratch(threading.local):
+    """Arrays that a thread uses for every image: to get and give back memory each time costs as much as the work."""
+
+    def __init__(self) -> None:
+        self.kept: dict[str, NDArray[Any]] = {}
+
+    def array(self, name: str, shape: tuple[int, ...], kind: Any) -> NDArray[Any]:
+        size = math.prod(shape)
+        found = self.kept.get(name)
+        if found is None or found.size < size:
+            found = self.kept[name] = numpy.empty(size + size // 4, kind)
+        return found[:size].reshape(shape)
+
+
+SCRATCH = Scratch()
+
+
 def decode(jpeg: Bytes, box: tuple[int, int, int, int], size: tuple[int, int], pixels: int) -> Pixels:
-    """The whole image as RGBX, at a scale of one half or less where the crop keeps at least `pixels` each way."""
+    """The whole image as RGBX, at a scale of one half or less where the crop keeps at least `pixels` each way.
+
+    It stays valid until the thread decodes the next one.
+    """
     width, height = size
     try:
         found: Pixels = simplejpeg.decode_jpeg(
@@ -64,6 +86,7 @@ def decode(jpeg: Bytes, box: tuple[int, int, int, int], size: tuple[int, int], p
             min_height=min(height, math.ceil(height * pixels / box[3])),
             # Scales between one half and one are slower to decode than the full size.
             min_factor=2,
+            buffer=SCRATCH.array("image", (width * height * 4,), numpy.uint8),
         )
     except ValueError as error:
         raise NotAnImage(str(error)) from None
@@ -78,18 +101,22 @@ def positions(begin: float, length: float, end: int, pixels: int) -> tuple[NDArr
     return first, ((where - first) * 128).astype(numpy.int16)
 
 
-def between(first: Pixels, second: Pixels, weights: NDArray[numpy.int16]) -> Pixels:
+def between(first: Pixels, second: Pixels, weights: NDArray[numpy.int16], out: Pixels) -> None:
     """first + (second - first) x weight / 128"""
-    low = first.astype(numpy.int16)
-    high = second.astype(numpy.int16)
+    low = SCRATCH.array("low", first.shape, numpy.int16)
+    high = SCRATCH.array("high", first.shape, numpy.int16)
+    numpy.copyto(low, first)
+    numpy.copyto(high, second)
     high -= low
     high *= weights
     high >>= 7
     low += high
-    return low.astype(numpy.uint8)
+    numpy.copyto(out, low, casting="unsafe")
 
 
-def resample(image: Pixels, box: tuple[float, float, float, float], pixels: int, flip: bool) -> Pixels:
+def resample(
+    image: Pixels, box: tuple[float, float, float, float], pixels: int, flip: bool, out: Pixels | None = None
+) -> Pixels:
     """The box of an RGBX image as pixels x pixels, bilinear; a flip costs nothing, the columns are read backwards.
 
     The decoder has already averaged whatever is to shrink to a half or less.
@@ -101,27 +128,30 @@ def resample(image: Pixels, box: tuple[float, float, float, float], pixels: int,
     begin, end = int(columns[0]), int(columns[-1]) + 2
     if flip:
         columns, column_weights = columns[::-1], column_weights[::-1]
-    # A pixel is moved as one 32-bit word.
+    # A pixel is moved as one 32-bit word. mode="clip": otherwise numpy fills a copy of `out` first.
     words = image.view(numpy.uint32)[:, begin:end, 0]
-    lines = between(
-        words.take(rows, axis=0).view(numpy.uint8), words.take(rows + 1, axis=0).view(numpy.uint8), row_weights[:, None]
-    ).view(numpy.uint32)
+    shape = (pixels, end - begin)
+    upper = words.take(rows, 0, SCRATCH.array("first", shape, numpy.uint32), "clip")
+    lower = words.take(rows + 1, 0, SCRATCH.array("second", shape, numpy.uint32), "clip")
+    lines = SCRATCH.array("lines", shape, numpy.uint32)
+    between(upper.view(numpy.uint8), lower.view(numpy.uint8), row_weights[:, None], lines.view(numpy.uint8))
     columns = columns - begin
-    found = between(
-        lines.take(columns, axis=1).view(numpy.uint8),
-        lines.take(columns + 1, axis=1).view(numpy.uint8),
-        column_weights.repeat(4),
-    )
-    return found.reshape(pixels, pixels, 4)
+    shape = (pixels, pixels)
+    near = lines.take(columns, 1, SCRATCH.array("first", shape, numpy.uint32), "clip")
+    far = lines.take(columns + 1, 1, SCRATCH.array("second", shape, numpy.uint32), "clip")
+    found = numpy.empty((pixels, pixels, 4), numpy.uint8) if out is None else out
+    flat = found.reshape(pixels, pixels * 4)
+    between(near.view(numpy.uint8), far.view(numpy.uint8), column_weights.repeat(4), flat)
+    return found
 
 
-def augment(jpeg: Bytes, draw: random.Random, pixels: int = PIXELS) -> Pixels:
-    """Decode, crop and perhaps flip: pixels x pixels x RGBX."""
+def augment(jpeg: Bytes, draw: random.Random, pixels: int = PIXELS, out: Pixels | None = None) -> Pixels:
+    """Decode, crop and perhaps flip: pixels x pixels x RGBX, into `out` where it is given."""
     size = size_of(jpeg)
     box = crop_box(draw, *size)
     image = decode(jpeg, box, size, pixels)
     x, y = image.shape[1] / size[0], image.shape[0] / size[1]
-    return resample(image, (box[0] * x, box[1] * y, box[2] * x, box[3] * y), pixels, draw.random() < 0.5)
+    return resample(image, (box[0] * x, box[1] * y, box[2] * x, box[3] * y), pixels, draw.random() < 0.5, out)
 
 
 FACTORS = [numpy.float32(1 / 255 / deviation) for deviation in DEVIATION]

@@ -335,15 +335,15 @@ class Loader:
         if not 0 <= label < self.index.classes:
             self.faults.add("label is out of range", key)
             return False
+        shape = (self.pixels, self.pixels, 4)
+        target = images.SCRATCH.array("row", shape, numpy.uint8) if self.floats else batch.pixels[row]
         try:
-            found = images.augment(jpeg, random.Random(seed), self.pixels)
+            images.augment(jpeg, random.Random(seed), self.pixels, target)
         except images.NotAnImage as error:
             self.faults.add("not an image", f"{key} ({error})")
             return False
         if self.floats:
-            images.normalise(found, batch.pixels[row])
-        else:
-            batch.pixels[row] = found
+            images.normalise(target, batch.pixels[row])
         batch.labels[row] = label
         batch.keys[row] = key
         return True

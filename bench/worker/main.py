@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 # With the launcher gone nobody would end us.
 ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 
-from bench.worker import compression, devices, engines  # noqa: E402
+from bench.worker import compression, devices, engines, feed  # noqa: E402
 from bench.worker import statistics_of_steps as statistics  # noqa: E402
 
 CHUNK = 3
@@ -65,11 +65,11 @@ def set_rate(trial: dict[str, Any], rank: int) -> None:
         )
 
 
-def run_steps(engine: Any, device: Any, count: int) -> list[tuple[float, float, float]]:
+def run_steps(engine: Any, device: Any, count: int) -> list[devices.Step]:
     return [device.step(engine) for _ in range(count)]
 
 
-def slowest(engine: Any, steps: list[tuple[float, float, float]]) -> list[float]:
+def slowest(engine: Any, steps: list[devices.Step]) -> list[float]:
     """Per step, the time of the slowest rank: a step is over when all are."""
     return [max(times) for times in zip(*engine.gather([step[0] for step in steps]), strict=True)]
 
@@ -78,7 +78,8 @@ def run_trial(engine: Any, trial: dict[str, Any]) -> None:
     set_rate(trial, engine.local_rank)
     engine.barrier()
     engine = compression.wrap(engine, trial["compression"])
-    device = devices.make(trial, engine)
+    source = feed.make(trial, engine)
+    device = devices.make(trial, engine, source)
     started = time.perf_counter()
     seen: list[float] = []
     while True:
@@ -90,10 +91,11 @@ def run_trial(engine: Any, trial: dict[str, Any]) -> None:
             break
     device.check(engine)
     warm = time.perf_counter()
-    mine: list[tuple[float, float, float]] = []
+    mine: list[devices.Step] = []
     seen = []
     engine.barrier()
     nics, cpu = nic_bytes(), cpu_times()
+    source.start()
     while True:
         chunk = run_steps(engine, device, CHECK_STEPS if trial["check"] else CHUNK)
         mine += chunk
@@ -105,8 +107,10 @@ def run_trial(engine: Any, trial: dict[str, Any]) -> None:
             break
     sent = {name: (count - nics[name]) / len(mine) for name, count in nic_bytes().items() if name in nics}
     busy, total = (after - before for after, before in zip(cpu_times(), cpu, strict=True))
-    reports = engine.gather({"node": socket.gethostname(), "local": engine.local_rank, "steps": mine, "sent": sent})
+    place = {"node": socket.gethostname(), "local": engine.local_rank}
+    reports = engine.gather({**place, "steps": mine, "sent": sent, "input": source.report()})
     device.check(engine)
+    source.close()
     if engine.rank == 0:
         emit(
             "trial",

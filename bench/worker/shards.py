@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import http.client
 import json
+import logging
 import os
+import re
 import struct
 import threading
 import urllib.parse
@@ -25,10 +27,11 @@ RECORD = 512
 # Fits the second-level cache of a core: larger blocks are copied through memory.
 BLOCK = 640 << 10
 LARGEST_MEMBER = 64 << 20
-ATTEMPTS = 7
+ATTEMPTS = 6
 FIRST_PAUSE = 0.2
-TIMEOUT = 10.0
+TIMEOUT = 5.0
 EXAMPLES = 20
+log = logging.getLogger(__name__)
 
 
 class DataError(Exception):
@@ -118,21 +121,18 @@ def fetch(location: str, name: str) -> bytes:
 class Places:
     """Where the samples of a shard are, from its NAME.idx.
 
-    starts has one more entry: the end of the last sample. Sample n has its image in images[n] to ends[n] and its label
-    in labels[n] to lasts[n]; where it lacks one of them, ends[n] or lasts[n] is 0.
+    starts has one more entry: the end of the last sample. spans has for each sample where it starts, where its image
+    begins and ends, where its label does, and the length of its key with the dot, 0 where it lacks one of the two.
     """
 
     starts: array[int]
-    images: array[int]
-    ends: array[int]
-    labels: array[int]
-    lasts: array[int]
+    spans: list[tuple[int, int, int, int, int, int]]
 
 
 def load_places(index: Index, shard: Shard) -> Places:
     name = f"{shard.name.removesuffix('.tar')}.idx"
     lines = fetch(index.location, name).decode(errors="replace").splitlines()
-    found = Places(*(array("q") for _ in range(5)))
+    found = Places(array("q"), [])
     end = 0
     try:
         for line in lines[1:]:
@@ -141,10 +141,10 @@ def load_places(index: Index, shard: Shard) -> Places:
             spans = {kind: (at, at + int(size)) for kind, at, size in zip(words[::4], begins, words[2::4], strict=True)}
             image, label = spans.get("jpg") or spans.get("jpeg") or (0, 0), spans.get("cls", (0, 0))
             found.starts.append(min(begins) - RECORD)
-            for part, value in zip((found.images, found.ends, found.labels, found.lasts), image + label, strict=True):
-                part.append(value)
+            length = len(words[3].partition(".")[0].encode()) + 1 if image[1] and label[1] else 0
+            found.spans.append((min(begins) - RECORD, *image, *label, length))
             end = padded(max(last for _, last in spans.values()))
-    except ValueError:
+    except (ValueError, IndexError):
         raise DataError(f"{index.location}/{name}: line {len(found.starts) + 2} is not an index line") from None
     if len(found.starts) != shard.samples:
         raise DataError(f"{index.location}/{name}: {len(found.starts)} samples, {INDEX} says {shard.samples}")
@@ -232,9 +232,10 @@ class HttpStream:
         """Wait before the next attempt, longer each time; give up with an error that names the shard."""
         self.close()
         self.failed += 1
+        reason = str(error) or type(error).__name__
         if self.failed >= ATTEMPTS:
-            reason = str(error) or type(error).__name__
             raise DataError(f"{self.where}: {reason}; gave up after {ATTEMPTS} attempts") from None
+        log.warning("%s: error: %s; attempt %d of %d", self.where, reason, self.failed, ATTEMPTS)
         self.pause.wait(FIRST_PAUSE * 2**self.failed)
 
     def fill(self, view: memoryview) -> int:
@@ -289,12 +290,12 @@ def open_stream(location: str, name: str, start: int, stop: int) -> Stream:
     return (HttpStream if is_url(location) else FileStream)(location, name, start, stop)
 
 
-# name field of the tar header, image, label, where the sample begins in the shard
+# key with what follows it in the tar header, image, label, where the sample begins in the shard
 Sample = tuple[bytearray | bytes, memoryview, int, int]
 
 
 def key_of(name: bytes | bytearray) -> str:
-    return name.partition(b"\0")[0].partition(b".")[0].decode(errors="replace")
+    return name.partition(b".")[0].decode(errors="replace")
 
 
 class Block:
@@ -395,23 +396,14 @@ def parse(block: Block, places: Places, first: int, last: int, shard: str, fault
     """
     buffer, view, add = block.buffer, block.view, block.samples.append
     base = places.starts[first]
-    view = view[: places.starts[last] - base]
-    for start, image, end, label, final in zip(
-        places.starts[first:last],
-        places.images[first:last],
-        places.ends[first:last],
-        places.labels[first:last],
-        places.lasts[first:last],
-        strict=True,
-    ):
-        if end and final:
-            at = image - base - 512
-            to = label - base - 512
-            name = buffer[at : at + 100]
-            if name.replace(b".jpg\0", b".cls\0") == buffer[to : to + 100] != name:
+    for start, image, end, label, final, length in places.spans[first:last]:
+        if length:
+            at = image - base
+            to = label - base
+            name = buffer[at - 512 : at - 512 + length]
+            if name == buffer[to - 512 : to - 512 + length]:
                 try:
-                    number = int(buffer[to + 512 : final - base])
-                    add((name, view[at + 512 : end - base], number, start))
+                    add((name, view[at : end - base], int(buffer[to : final - base]), start))
                     continue
                 except ValueError:
                     pass
@@ -421,34 +413,32 @@ def parse(block: Block, places: Places, first: int, last: int, shard: str, fault
 
 def slow(block: Block, at: int, end: int, start: int, shard: str, faults: Faults) -> None:
     """A sample of any other layout: members in any order, other members between, or a damaged one."""
-    jpeg: memoryview | None = None
-    label: int | None = None
-    key = b""
+    images: dict[bytes, memoryview] = {}
+    labels: dict[bytes, memoryview] = {}
     where = f"{shard} at byte {start}"
     while at + RECORD <= end:
         name, size, kind, magic = MEMBER(block.buffer, at)
-        try:
-            length = int(size.rstrip(b"\0 "), 8)
-        except ValueError:
-            magic = b""
+        digits = size.rstrip(b"\0 ")
+        length = int(digits, 8) if re.fullmatch(b"[0-7]+", digits) else end
         if magic != b"ustar" or at + RECORD + length > end:
             faults.add("tar header is damaged", where)
             return
         stem, _, extension = name.partition(b"\0")[0].partition(b".")
-        body = block.view[at + RECORD : at + RECORD + length]
         if kind in (b"0", b"\0"):
+            body = block.view[at + RECORD : at + RECORD + length]
             if extension.lower() in (b"jpg", b"jpeg"):
-                key, jpeg = name, body
+                images[stem] = body
             elif extension == b"cls":
-                try:
-                    label = int(bytes(body))
-                except ValueError:
-                    faults.add("label is not a number", f"{where} ({stem.decode(errors='replace')})")
-                    return
+                labels[stem] = body
         at += RECORD + padded(length)
-    if jpeg is None:
+    if not images:
         faults.add("image is missing", where)
-    elif label is None:
-        faults.add("label is missing", f"{where} ({key.partition(b'.')[0].decode(errors='replace')})")
+        return
+    stem, image = next(iter(images.items()))
+    named = f"{where} ({stem.decode(errors='replace')})"
+    if stem not in labels:
+        faults.add("label is missing", named)
+    elif not (text := bytes(labels[stem]).strip()).isdigit():
+        faults.add("label is not a number", named)
     else:
-        block.samples.append((key, jpeg, label, start))
+        block.samples.append((stem, image, int(text), start))

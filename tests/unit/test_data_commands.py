@@ -148,7 +148,7 @@ def test_verify_names_every_damage(tmp_path, capsys):
     first, second, third, _ = (tmp_path / shard.name for shard in index.shards)
     places = shards.load_places(index, index.shards[0])
     with first.open("r+b") as file:
-        file.seek(places.images[1])
+        file.seek(places.spans[1][1])
         file.write(b"xxxx")
     with second.open("r+b") as file:
         file.truncate(second.stat().st_size - 512)

@@ -158,21 +158,22 @@ def truncate(folder: Path, index: shards.Index) -> None:
 def overwrite_image(folder: Path, index: shards.Index) -> None:
     places = shards.load_places(index, index.shards[0])
     with (folder / index.shards[0].name).open("r+b") as file:
-        file.seek(places.images[3])
-        file.write(bytes(places.ends[3] - places.images[3]))
+        _, begin, end, *_ = places.spans[3]
+        file.seek(begin)
+        file.write(bytes(end - begin))
 
 
 def rename_label(folder: Path, index: shards.Index) -> None:
     places = shards.load_places(index, index.shards[0])
     with (folder / index.shards[0].name).open("r+b") as file:
-        file.seek(places.labels[3] - 512)
-        file.write(b"s00003.txt")
+        file.seek(places.spans[3][3] - 512)
+        file.write(b"other.cls\0")
 
 
 def spoil_label(folder: Path, index: shards.Index) -> None:
     places = shards.load_places(index, index.shards[0])
     with (folder / index.shards[0].name).open("r+b") as file:
-        file.seek(places.labels[3])
+        file.seek(places.spans[3][3])
         file.write(b"x")
 
 

@@ -171,7 +171,7 @@ def test_scale_factor_grows_with_traffic_and_has_bounds():
 
 
 def rank(node, seconds, sent, compute=0.2):
-    return {"node": node, "local": 0, "steps": [[seconds, compute, seconds - 0.1]] * 8, "sent": sent}
+    return {"node": node, "local": 0, "steps": [[seconds, compute, seconds - 0.1, 0.0]] * 8, "sent": sent}
 
 
 def point_of(nodes=2):

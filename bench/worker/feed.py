@@ -1,0 +1,96 @@
+"""Where a device gets its images: nowhere (synthetic ones stay on the device), from shards, or from DALI on a GPU."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+
+from bench.worker import images, shards, torch_models
+from bench.worker.loader import Loader
+
+
+class Feed:
+    """Synthetic data: nothing to wait for."""
+
+    def wait(self) -> None: ...
+
+    def tensors(self, place: torch.device) -> tuple[torch.Tensor, torch.Tensor] | None:
+        return None
+
+    def start(self) -> None: ...
+
+    def report(self) -> dict[str, Any] | None:
+        return None
+
+    def close(self) -> None: ...
+
+
+class ShardFeed(Feed):
+    """Images decoded by the node's cores while the device computes."""
+
+    def __init__(self, loader: Loader, cores: int, reused: int) -> None:
+        self.loader, self.cores, self.reused = loader, cores, reused
+        self.start()
+
+    def start(self) -> None:
+        self.before, self.begin = self.loader.meter.copy(), time.perf_counter()
+
+    def wait(self) -> None:
+        next(self.loader)
+
+    def tensors(self, place: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+        batch = next(self.loader)
+        pixels, labels = torch.from_numpy(batch.pixels), torch.from_numpy(batch.labels)
+        if place.type == "cpu":
+            return pixels, labels
+        # Bytes go to the device and are normalised there: a third of what floats would take on the bus.
+        return normalised(pixels.to(place, non_blocking=True)), labels.to(place, non_blocking=True)
+
+    def report(self) -> dict[str, Any]:
+        return {
+            **self.loader.meter.since(self.before),
+            "elapsed_s": time.perf_counter() - self.begin,
+            "cores": self.cores,
+            "reused": self.reused,
+            "skipped": dict(self.loader.faults.counts),
+            "examples": self.loader.faults.examples,
+        }
+
+    def close(self) -> None:
+        self.loader.close()
+
+
+def normalised(pixels: torch.Tensor) -> torch.Tensor:
+    """From height x width x RGBX bytes to normalised planes, on the device the bytes are on."""
+    mean = torch.tensor(images.MEAN, device=pixels.device)
+    deviation = torch.tensor(images.DEVIATION, device=pixels.device)
+    return ((pixels[..., :3].float() / 255 - mean) / deviation).permute(0, 3, 1, 2).contiguous()
+
+
+def make(trial: dict[str, Any], engine: Any) -> Feed:
+    data = trial["data"]
+    if data is None:
+        return Feed()
+    index = shards.load_index(data["location"])
+    if trial["device"] != "emulated" and index.classes > torch_models.CLASSES:
+        raise shards.DataError(
+            f"{index.location}: {index.classes} classes, the models tell {torch_models.CLASSES} apart"
+        )
+    if data["loader"] == "dali":
+        from bench.worker.dali import DaliFeed
+
+        return DaliFeed(index, trial, engine)
+    loader = Loader(
+        index,
+        engine.rank,
+        engine.size,
+        trial["batch"],
+        cores=data["cores"],
+        strict=data["strict"],
+        pixels=trial["pixels"],
+        floats=trial["device"] == "cpu",
+        repeat=data["reused"],
+    )
+    return ShardFeed(loader, data["cores"], data["reused"])

@@ -1,0 +1,115 @@
+"""A cluster of its own that trains on image shards from its head, with too few cores to decode them.
+
+The tests of this file build on each other and run in order; the cluster is removed at the end whatever happened.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+from test_cluster import BIN, ROOT, make_env, podman, run
+
+ENV = "e2edata"
+FOLDER = ROOT / "results" / ENV / "data"
+# Decoding is to be the slow part on any machine: each accelerator takes 3,200 images/s, some six times what a core
+# decodes, and the network has little to carry.
+PLAN = {
+    "nodes": [2],
+    "batches": [64],
+    "fabrics": ["ib"],
+    "engines": ["ddp"],
+    "device": "emulated:v100",
+    "compute_ms": 20,
+    "data": ["synthetic", "shards:http://head:8880/standin"],
+    "data_cores": 1,
+    "seconds": 12,
+}
+pytestmark = pytest.mark.timeout(1200)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def environment():
+    def remove() -> None:
+        if (ROOT / "inventories" / ENV).exists():
+            run(BIN / "cluster", "--env", ENV, "destroy", ok=False)
+            shutil.rmtree(ROOT / "inventories" / ENV)
+        shutil.rmtree(ROOT / "results" / ENV, ignore_errors=True)
+
+    remove()
+    make_env(ENV, 84, 2)
+    yield
+    remove()
+
+
+@pytest.fixture(scope="module")
+def trials(tmp_path_factory) -> dict[str, dict]:
+    """The sweep's trials by where their images came from."""
+    tmp = tmp_path_factory.mktemp("data")
+    run(BIN / "bench", "data", "make", "--images", "600", "--shard-mb", "20", "--out", tmp / "standin")
+    run(BIN / "cluster", "--env", ENV, "deploy")
+    said = run(BIN / "bench", "data", "push", tmp / "standin", "--env", ENV).stdout
+    assert PLAN["data"][1] in said
+    (tmp / "data.yml").write_text(yaml.safe_dump(PLAN))
+    run(BIN / "bench", "sweep", "--env", ENV, "--plan", tmp / "data.yml", "--no-check")
+    found = [json.loads(line) for line in (FOLDER / "trials.jsonl").read_text().splitlines()]
+    return {trial["point"]["data"].partition(":")[0]: trial for trial in found}
+
+
+def test_accelerators_wait_for_images(trials):
+    synthetic, real = trials["synthetic"], trials["shards"]
+    assert synthetic["breakdown_ms"]["data_wait"] < 0.02 * synthetic["step_ms"]["median"]
+    assert real["breakdown_ms"]["data_wait"] > 0.2 * real["step_ms"]["median"]
+    assert real["images_per_second"]["median"] < synthetic["images_per_second"]["median"]
+
+
+def test_trial_says_what_the_pipeline_did(trials):
+    found = trials["shards"]["input"]
+    assert found["cores"] == 1
+    assert found["decode_busy"] > 0.75
+    assert found["skipped"] == {}
+    assert found["reused"] == max(1, round(trials["shards"]["emulation"]["scale"]))
+
+
+def test_explain_names_decoding(trials):
+    found = json.loads(run(BIN / "bench", "explain", FOLDER, "--json").stdout)
+    assert found["limit"] == "decode"
+    assert found["weakest"]["stages"] == ["decode"]
+
+
+def test_report_sets_real_data_against_synthetic(trials):
+    assert "Real data:" in (FOLDER / "report.html").read_text()
+
+
+def test_server_that_is_gone_is_named(trials, tmp_path):
+    """The point fails with the shard's name; nothing hangs."""
+    run("podman", "exec", f"{ENV}-head", "systemctl", "stop", "nginx.service")
+    plan = {**PLAN, "data": PLAN["data"][1]}
+    (tmp_path / "gone.yml").write_text(yaml.safe_dump(plan))
+    done = run(BIN / "bench", "sweep", "--env", ENV, "--plan", tmp_path / "gone.yml", "--no-check", ok=False)
+    assert done.returncode == 1
+    trial = json.loads((ROOT / "results" / ENV / "gone/trials.jsonl").read_text().splitlines()[-1])
+    assert trial["status"] == "failed"
+    assert "http://head:8880/standin/index.json" in trial["error"]
+    podman("exec", f"{ENV}-head", "systemctl", "start", "nginx.service")
+
+
+def test_workers_and_management_network_serve_nothing(trials):
+    code = "import socket; socket.create_connection(('{}', 8880), 2)"
+    contract = json.loads(run(ROOT / f"inventories/{ENV}/terraform.py").stdout)["_meta"]["hostvars"]
+    head = contract["head"]
+    within = ["podman", "exec", f"{ENV}-w1", "python3", "-c"]
+    fabric = head["node_fabric_addresses"]["ib"]
+    assert subprocess.run([*within, code.format(fabric)], capture_output=True).returncode == 0
+    assert subprocess.run([*within, code.format(head["ansible_host"])], capture_output=True).returncode != 0
+    assert subprocess.run([*within, code.format("127.0.0.1")], capture_output=True).returncode != 0
+
+
+def test_destroy_leaves_nothing():
+    run(BIN / "cluster", "--env", ENV, "destroy")
+    assert podman("ps", "-a", "--format={{.Names}}", f"--filter=label=horovod-cluster={ENV}") == ""
+    assert not Path(ROOT / ".state" / ENV).exists()

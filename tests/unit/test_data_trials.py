@@ -1,0 +1,177 @@
+"""Real data in a sweep: what a plan may say, what a trial records, what report and explain make of it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import yaml
+from report_cases import copy
+
+from bench import plan, record, sweep
+from bench.explain import explain_run
+from bench.report import verdict
+from bench.report.runs import load
+from bench.trial import Point
+from cluster.errors import UserError
+
+URL = "shards:http://head:8880/set"
+POINT = Point(
+    fabric="1g",
+    rate_gbps=1,
+    nodes=2,
+    gpus_per_node=1,
+    batch=32,
+    model="resnet50",
+    engine="horovod-mpi",
+    device="emulated:p100",
+    data=URL,
+)
+
+
+def write_plan(folder, **more):
+    path = folder / "p.yml"
+    path.write_text(yaml.safe_dump({"nodes": [2], "batches": [32], "fabrics": ["1g"], **more}))
+    return str(path)
+
+
+def test_one_source_or_several(tmp_path):
+    assert plan.load(write_plan(tmp_path)).data == ["synthetic"]
+    assert plan.load(write_plan(tmp_path, data=URL)).data == [URL]
+    both = plan.load(write_plan(tmp_path, data=["synthetic", URL]))
+    points = [point for one in plan.unfold(both, None) for point in one.points]
+    assert [point.data for point in points] == ["synthetic", URL]
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"data": "imagenet"}, "shards:http://head:8880/name"),
+        ({"data": "shards:relative/folder"}, "shards:/folder/on/every/node"),
+        ({"data": ["synthetic", "synthetic"]}, "twice"),
+        ({"data_cores": 0}, "data_cores"),
+    ],
+)
+def test_wrong_data_is_named(tmp_path, more, said):
+    with pytest.raises(UserError, match=said):
+        plan.load(write_plan(tmp_path, **more))
+
+
+def test_dali_needs_a_gpu(tmp_path):
+    wanted = plan.load(write_plan(tmp_path, data=URL, data_loader="dali"))
+    with pytest.raises(UserError, match="dali needs device cuda"):
+        plan.check(wanted, None, 2, 0)
+
+
+def test_reading_over_the_fabric_is_scaled_with_it(tmp_path):
+    class Case(sweep.Sweep):
+        def __init__(self):
+            self.plan = plan.load(write_plan(tmp_path, data_cores=3))
+
+    assert Case().input(POINT, 8.2)["reused"] == 8
+    assert Case().input(POINT, 1.0)["reused"] == 1
+    assert Case().input(POINT.model_copy(update={"data": "shards:/disk/set"}), 8.2)["reused"] == 1
+    assert Case().input(POINT, 8.2)["cores"] == 3
+    assert Case().input(POINT.model_copy(update={"data": "synthetic"}), 8.2) is None
+
+
+def rank(node, wait, read):
+    return {
+        "node": node,
+        "local": 0,
+        # whole, compute, communication, wait for images
+        "steps": [[0.2 + wait + 0.1, 0.2, 0.2, wait]] * 8,
+        "sent": {"fabric0": 0.0},
+        "input": {
+            "read_bytes": read,
+            "read_s": 0.5,
+            "decode_s": 1.8,
+            "decode_cpu_s": 1.7,
+            "decoded": 900,
+            "waited_s": 8 * wait,
+            "elapsed_s": 2.0,
+            "cores": 1,
+            "reused": 4,
+            "skipped": {"not an image": 2},
+            "examples": ["a"],
+        },
+    }
+
+
+def test_wait_for_images_is_its_own_part_of_a_step():
+    """The rank that waits longest holds up all; the parts still add up."""
+    ranks = [rank("head", 0.0, 8e6), rank("w1", 0.3, 8e6)]
+    ranks[0]["steps"] = [[0.6, 0.2, 0.5, 0.0]] * 8
+    parts = record.breakdown(ranks)
+    assert parts.data_wait == pytest.approx(300)
+    assert parts.compute == pytest.approx(200)
+    assert parts.compute + parts.data_wait + parts.exposed_comm + parts.straggler_wait == pytest.approx(600)
+
+
+def test_shards_that_the_head_sent_are_expected_on_the_wire():
+    ranks = [rank("head", 0.0, 99e6), rank("w1", 0.0, 8e6)]
+    # w1 read 8 MB in 8 steps; spread over two nodes that is half a MB per step. What the head read it had itself.
+    assert record.served_bytes(POINT, ranks) == pytest.approx(0.5e6)
+    assert record.served_bytes(POINT.model_copy(update={"data": "shards:/disk"}), ranks) == 0
+    assert record.served_bytes(POINT.model_copy(update={"data": "shards:http://elsewhere/x"}), ranks) == 0
+
+
+def test_trial_records_what_the_pipeline_could_do():
+    ranks = [rank("head", 0.0, 8e6), rank("w1", 0.3, 8e6)]
+    found = record.pipeline(ranks)
+    assert found.decode_busy == pytest.approx(0.9)
+    assert found.decode_images_per_second == pytest.approx(1000)
+    assert found.read_mb_per_second == pytest.approx(32)
+    assert found.skipped == {"not an image": 4}
+    assert record.pipeline([{key: value for key, value in rank("w1", 0, 0).items() if key != "input"}]) is None
+
+
+def with_input(busy):
+    def change(trial):
+        rate = trial["images_per_second"]["median"]
+        trial["input"] = {
+            "cores": 1,
+            "decode_busy": busy,
+            "decode_images_per_second": rate / max(busy, 0.01),
+            "read_mb_per_second": 500.0,
+            "skipped": {"not an image": 3},
+        }
+
+    return change
+
+
+def test_busy_decoders_make_decode_the_weakest_link(tmp_path):
+    folder = copy("decode-cpu", tmp_path, with_input(0.97))
+    (folder / "capacities.json").unlink()
+    found = explain_run(load(folder))
+    assert found["limit"] == "decode"
+    assert found["weakest"]["stages"] == ["decode"]
+    assert "one core per GPU 97% busy" in found["reason"]
+    assert next(stage for stage in found["path"] if stage["stage"] == "decode")["source"] == "measured"
+
+
+def test_idle_decoders_that_wait_make_storage_the_limit(tmp_path):
+    folder = copy("decode-cpu", tmp_path, with_input(0.2))
+    (folder / "capacities.json").unlink()
+    found = explain_run(load(folder))
+    assert found["limit"] == "storage"
+
+
+def test_report_sets_real_data_against_synthetic(tmp_path):
+    folder = copy("decode-cpu", tmp_path, with_input(0.97))
+    lines = (folder / "trials.jsonl").read_text().splitlines()
+    for line in list(lines):
+        trial = json.loads(line)
+        trial["point"]["data"] = "synthetic"
+        trial["id"] = f"ff{trial['id'][2:]}"
+        trial["input"] = None
+        for name in ("low", "median", "high"):
+            trial["images_per_second"][name] *= 2
+            trial["step_ms"][name] /= 2
+        lines.append(json.dumps(trial))
+    (folder / "trials.jsonl").write_text("\n".join(lines) + "\n")
+    run = load(folder)
+    found = verdict.real_data(run.table())
+    assert "(50%)" in found[0]
+    assert "wait for images" in found[0]
+    assert "not an image" in found[-1]
