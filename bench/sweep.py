@@ -426,6 +426,8 @@ def show(trials: list[Trial], wanted: Plan, spent: dict[str, float], folder: sto
         note = trial.error or ""
         if trial.emulation and trial.emulation.converged is False:
             note = f"not converged (x{trial.emulation.check_ratio:.2f} at 2s)"
+        if trial.input and trial.breakdown_ms and step:
+            note += f" real data: {trial.breakdown_ms.data_wait / step.median:.0%} wait"
         share = efficiency(trial, trials)
         table.add_row(
             *(point.engine, point.fabric, str(point.nodes), str(point.batch)),
@@ -434,7 +436,7 @@ def show(trials: list[Trial], wanted: Plan, spent: dict[str, float], folder: sto
             f"{step.median:.1f}" if step else "-",
             f"{share:.0%}" if share else "-",
             f"{trial.host_cpu_percent:.0f}" if trial.host_cpu_percent is not None else "-",
-            note,
+            note.strip(),
         )
     console.print(table)
     for known in wanted.compare:

@@ -6,27 +6,32 @@ import argparse
 import json
 import math
 import os
-from pathlib import Path
+import shlex
+import subprocess
 from typing import Any
 
-from bench.data import stages
+from bench import nodes
+from bench.launch import PYTHON
 from bench.predict.text import columns
 from bench.report.runs import Run, load
-from bench.worker import shards
-from bench.worker.shards import Index
+from bench.worker import shards, stages
 from cluster.errors import InfraError, UserError
+from cluster.state import State
+from cluster.terraform import read_output
 
 
 def command(args: argparse.Namespace) -> int:
-    cores = args.cores or len(os.sched_getaffinity(0))
+    cores = args.cores or (2 if args.env else len(os.sched_getaffinity(0)))
     if cores < 1:
         raise UserError(f"--cores: {cores} must be at least 1")
     if args.rate is not None and not (math.isfinite(args.rate) and args.rate > 0):
         raise UserError(f"--rate: {args.rate:g} must be above 0")
     run = load(args.run) if args.run else None
-    indexes = {location: shards.load_index(location) for location in args.locations}
-    found = measure(indexes, cores, args.seconds)
     wanted = need(args.rate, run)
+    if args.env:
+        found = on_node(args.env, args.node, cores, args.seconds, args.locations)
+    else:
+        found = stages.measure(args.locations, cores, args.seconds)
     answer = {**found, "need": feed(found, wanted) if wanted else None}
     if run is not None:
         write_capacities(run, found)
@@ -34,20 +39,30 @@ def command(args: argparse.Namespace) -> int:
     return 0
 
 
-def measure(indexes: dict[str, Index], cores: int, seconds: float) -> dict[str, Any]:
-    first = next(iter(indexes.values()))
-    return {
-        "cores": cores,
-        "image_bytes": first.bytes / first.samples,
-        "storage": {
-            location: {
-                "stages": [rate.as_json() for rate in stages.storage(index, seconds)],
-                "pipeline": stages.pipeline(index, cores, seconds).as_json(),
-            }
-            for location, index in indexes.items()
-        },
-        "core": [rate.as_json() for rate in stages.processing(stages.some_images(first), seconds)],
-    }
+def on_node(env: str, node: str | None, cores: int, seconds: float, locations: list[str]) -> dict[str, Any]:
+    """Measure where training runs: only nodes reach the fabric. The last node is the one farthest from the head."""
+    state = State(env)
+    if not state.tfstate.exists():
+        raise UserError(f"--env: nothing is deployed in {env}; run `make deploy ENV={env}`")
+    contract = read_output(state)
+    names = [name for name, _ in contract.ordered()]
+    place = node or names[-1]
+    if place not in names:
+        raise UserError(f"--node: {place} is not a node of {env}; choose one of {', '.join(names)}")
+    worker = nodes.install_worker(contract, [place])
+    words = [PYTHON, f"{worker}/stages.py", str(cores), str(seconds), *locations]
+    done = subprocess.run(
+        nodes.ssh(contract, place, f"sudo -u horovod -H {shlex.join(words)}"),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120 + 20 * seconds * len(locations),
+    )
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        raise (UserError if done.returncode == 2 else InfraError)(f"{place}: {last}")
+    found: dict[str, Any] = json.loads(done.stdout)
+    return {"node": place, **found}
 
 
 def need(rate: float | None, run: Run | None) -> dict[str, Any] | None:
@@ -119,6 +134,8 @@ def write_capacities(run: Run, found: dict[str, Any]) -> None:
 def text(answer: dict[str, Any], run: Run | None) -> str:
     head = ("stage", "images/s", "MB/s", "images/s per core")
     lines = [f"{answer['image_bytes'] / 1000:.0f} KB per image in the shards; MB/s of what the stage passes on", ""]
+    if "node" in answer:
+        lines[0] = f"measured on {answer['node']}: {lines[0]}"
 
     def rows(rates: list[dict[str, Any]]) -> list[tuple[str, ...]]:
         return [
@@ -132,8 +149,7 @@ def text(answer: dict[str, Any], run: Run | None) -> str:
         ]
 
     for location, backend in answer["storage"].items():
-        kind = "HTTP" if shards.is_url(location) else filesystem(Path(location))
-        lines += [f"{location} ({kind})", columns(head, rows(backend["stages"])), ""]
+        lines += [f"{location} ({backend['kind']})", columns(head, rows(backend["stages"])), ""]
     lines += ["one core, images in memory", columns(head, rows(answer["core"])), ""]
     lines += [f"whole pipeline on {answer['cores']} cores"]
     lines += [columns(head, rows([{**one["pipeline"], "stage": at} for at, one in answer["storage"].items()]))]
@@ -147,13 +163,3 @@ def text(answer: dict[str, Any], run: Run | None) -> str:
     if run is not None:
         lines += [f"{run.folder / 'capacities.json'} holds these for `bench explain {run.folder}`"]
     return "\n".join(lines)
-
-
-def filesystem(path: Path) -> str:
-    """The type of filesystem a folder is on: it tells a local disk from a share."""
-    best, kind = "", "disk"
-    for line in Path("/proc/self/mounts").read_text().splitlines():
-        _, mount, found, *_ = line.split()
-        if str(path.resolve()).startswith(mount) and len(mount) >= len(best):
-            best, kind = mount, found
-    return kind

@@ -21,8 +21,7 @@ sys.path.insert(0, str(ROOT))
 import numpy  # noqa: E402
 
 from bench.cli import main as bench  # noqa: E402
-from bench.data import stages  # noqa: E402
-from bench.worker import images, shards  # noqa: E402
+from bench.worker import images, shards, stages  # noqa: E402
 from bench.worker.shards import Faults, Pool  # noqa: E402
 
 REPEATS = int(os.environ.get("REPEATS", "9"))

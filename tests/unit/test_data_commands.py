@@ -14,9 +14,11 @@ import numpy
 import pytest
 import simplejpeg
 from data_cases import jpeg, make, served
+from report_cases import copy
 
 from bench.cli import main
 from bench.data import standin
+from bench.report.runs import load
 from bench.worker import images, shards
 
 pytestmark = pytest.mark.timeout(120)
@@ -195,3 +197,37 @@ def test_crop_is_decoded_at_a_smaller_scale_only_when_it_keeps_its_pixels():
     data = simplejpeg.encode_jpeg(numpy.zeros((1200, 1600, 3), numpy.uint8))
     assert images.decode(data, (0, 0, 1600, 1200), (1600, 1200), 224).shape[:2] == (300, 400)
     assert images.decode(data, (0, 0, 300, 300), (1600, 1200), 224).shape[:2] == (1200, 1600)
+
+
+def test_measured_capacities_reach_explain(tmp_path, capsys):
+    main(["data", "make", "--images", "24", "--out", str(tmp_path / "set")])
+    run = copy("data-hdd", tmp_path)
+    command = ["data", "bench", str(tmp_path / "set"), "--seconds", "0.05", "--cores", "1", "--rate", "100"]
+    assert main([*command, "--run", str(run)]) == 0
+    capsys.readouterr()
+    assert main(["explain", str(run), "--json"]) == 0
+    path = {stage["stage"]: stage for stage in json.loads(capsys.readouterr().out)["path"]}
+    assert path["storage"]["source"] == path["decode"]["source"] == "measured"
+    capacities = json.loads((run / "capacities.json").read_text())
+    assert path["decode"]["images_per_second"] == pytest.approx(
+        capacities["decode"]["value"] * load(run).table().places[-1].nodes, rel=0.01
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["bench", "/nowhere"], "/nowhere/index.json"),
+        (["bench", "/nowhere", "--cores", "-1"], "--cores"),
+        (["bench", "/nowhere", "--env", "local", "--rate", "0"], "--rate"),
+        (["push", "/nowhere", "--name", "../x"], "--name"),
+        (["push", "/nowhere"], "/nowhere/index.json"),
+        (["verify", "/nowhere"], "/nowhere/index.json"),
+        (["shard", "--imagenet", "/nowhere", "--out", "/nowhere"], "--imagenet"),
+    ],
+)
+def test_bad_input_is_one_line(capsys, words, said):
+    assert main(["data", *words]) == 2
+    found = capsys.readouterr().err
+    assert said in found
+    assert found.count("\n") == 1

@@ -1,9 +1,16 @@
-"""Time the stages a sample passes, each by itself, on one core: read, parse, decode, augment, batch, to the device."""
+"""Time the stages a sample passes, each by itself, on one core: read, parse, decode, augment, batch, to the device.
+
+    stages.py CORES SECONDS LOCATION...
+
+prints what this machine can do as JSON; on the controller the same functions are called.
+"""
 
 from __future__ import annotations
 
+import json
 import random
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -13,6 +20,9 @@ from resource import RUSAGE_CHILDREN, RUSAGE_SELF, getrusage
 from typing import Any
 
 import numpy
+from numpy.typing import NDArray
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from bench.worker import images, shards
 from bench.worker.loader import Loader
@@ -126,7 +136,6 @@ def processing(found: list[bytes], seconds: float) -> list[Rate]:
         images.decode(jpeg, box, one, images.PIXELS).copy() for jpeg, box, one in zip(found, boxes, sizes, strict=True)
     ][:32]
     batch = numpy.zeros((BATCH, images.PIXELS, images.PIXELS, 4), numpy.uint8)
-    device = numpy.zeros_like(batch)
 
     def decode() -> tuple[int, int]:
         for jpeg, box, one in zip(found, boxes, sizes, strict=True):
@@ -146,16 +155,36 @@ def processing(found: list[bytes], seconds: float) -> list[Rate]:
             images.augment(jpeg, draw, images.PIXELS, batch[number % BATCH])
         return len(found), size
 
-    def copy() -> tuple[int, int]:
-        device[...] = batch
-        return BATCH, batch.nbytes
-
     return [
         timed("decode", seconds, decode),
         timed("augment", seconds, augment),
         timed("batch (decode + augment)", seconds, whole),
-        timed("host to device", seconds, copy, "a copy in memory: there is no GPU here"),
+        to_device(batch, seconds),
     ]
+
+
+def to_device(batch: NDArray[numpy.uint8], seconds: float) -> Rate:
+    """A batch to the GPU, or where there is none within memory, and then it says so."""
+    try:
+        import torch
+    except ImportError:
+        torch = None
+    if torch is not None and torch.cuda.is_available():
+        pinned = torch.from_numpy(batch).pin_memory()
+
+        def copy() -> tuple[int, int]:
+            pinned.to("cuda", non_blocking=True)
+            torch.cuda.synchronize()
+            return len(batch), batch.nbytes
+
+        return timed("host to device", seconds, copy)
+    target = numpy.zeros_like(batch)
+
+    def within() -> tuple[int, int]:
+        target[...] = batch
+        return len(batch), batch.nbytes
+
+    return timed("host to device", seconds, within, "a copy in memory: there is no GPU here")
 
 
 def pipeline(index: Index, cores: int, seconds: float) -> Rate:
@@ -201,3 +230,46 @@ def unpack(index: Index, folder: Path, most: int) -> list[tuple[Path, int]]:
             path.write_bytes(jpeg)
         out.append((path, number % index.classes))
     return out
+
+
+def measure(locations: list[str], cores: int, seconds: float) -> dict[str, Any]:
+    """Every stage of every storage backend; decoding does not depend on where the images came from."""
+    indexes = {location: shards.load_index(location) for location in locations}
+    first = next(iter(indexes.values()))
+    return {
+        "cores": cores,
+        "image_bytes": first.bytes / first.samples,
+        "storage": {
+            location: {
+                "kind": "HTTP" if shards.is_url(location) else filesystem(Path(location)),
+                "stages": [rate.as_json() for rate in storage(index, seconds)],
+                "pipeline": pipeline(index, cores, seconds).as_json(),
+            }
+            for location, index in indexes.items()
+        },
+        "core": [rate.as_json() for rate in processing(some_images(first), seconds)],
+    }
+
+
+def filesystem(path: Path) -> str:
+    """The type of filesystem a folder is on: it tells a local disk from a share."""
+    best, kind = "", "disk"
+    for line in Path("/proc/self/mounts").read_text().splitlines():
+        _, mount, found, *_ = line.split()
+        if path.resolve().is_relative_to(mount) and len(mount) >= len(best):
+            best, kind = mount, found
+    return kind
+
+
+def main() -> int:
+    cores, seconds, *locations = sys.argv[1:]
+    try:
+        print(json.dumps(measure(locations, int(cores), float(seconds))))
+    except shards.DataError as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
