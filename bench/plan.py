@@ -95,6 +95,7 @@ class Plan(Section):
         list[Annotated[str, AfterValidator(_data)]], Field(min_length=1), Listed, BeforeValidator(_listed)
     ] = ["synthetic"]
     data_cores: Annotated[int, Field(ge=1, le=256)] = Field(default=2, description="cores per GPU that decode images")
+    data_policy: Literal["drop", "pad"] = Field(default="drop", description="of samples that fill no last batch")
     data_strict: bool = Field(default=False, description="stop at the first damaged sample instead of skipping it")
     data_loader: Literal["cores", "dali"] = Field(default="cores", description="dali decodes on the GPU: cuda only")
     scaling: Literal["weak", "strong"] = "weak"

@@ -267,8 +267,8 @@ class Sweep:
         location = point.data.partition(":")[2]
         reused = max(1, round(factor)) if "://" in location else 1
         plan = self.plan
-        choices = {"cores": plan.data_cores, "strict": plan.data_strict, "loader": plan.data_loader}
-        return {"location": location, "reused": reused, **choices}
+        choices = {"cores": plan.data_cores, "policy": plan.data_policy, "strict": plan.data_strict}
+        return {"location": location, "reused": reused, "loader": plan.data_loader, **choices}
 
     def keep(self, trial: Trial) -> None:
         self.folder.append(trial)

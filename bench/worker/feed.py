@@ -88,6 +88,7 @@ def make(trial: dict[str, Any], engine: Any) -> Feed:
         engine.size,
         trial["batch"],
         cores=data["cores"],
+        policy=data["policy"],
         strict=data["strict"],
         pixels=trial["pixels"],
         floats=trial["device"] == "cpu",
