@@ -63,6 +63,10 @@ class Handler(BaseHTTPRequestHandler):
             first, _, last = wanted.removeprefix("bytes=").partition("-")
             data = data[int(first) : int(last) + 1 if last else None]
         trouble = self.trouble.pop(0) if path.suffix == ".tar" and self.trouble else None
+        if trouble == "silent":
+            self.gone.wait(5)
+            self.close_connection = True
+            return
         if trouble == "503":
             self.send_error(503)
             return

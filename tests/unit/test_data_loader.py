@@ -272,6 +272,15 @@ def test_server_gone_for_good_names_the_shard(tmp_path, loaders):
             keys(loader)
 
 
+def test_server_that_never_answers_is_given_up(tmp_path, loaders, monkeypatch):
+    monkeypatch.setattr(shards, "TIMEOUT", 0.2)
+    make(tmp_path, [8])
+    with served(tmp_path, ["silent"] * 4) as (url, handler):
+        with pytest.raises(DataError, match=r"t-000\.tar: timed out; gave up after 4 attempts"):
+            next(loaders(shards.load_index(url)))
+        handler.gone.set()
+
+
 def test_missing_index_and_wrong_index_are_said(tmp_path):
     with pytest.raises(DataError, match=r"index\.json: No such file"):
         shards.load_index(str(tmp_path))
