@@ -302,6 +302,7 @@ class Attempt:
         self.argv = sweep.executor.argv(job, worker)
         self.points = {point.id: point for point in one.points}
         self.main: dict[str, dict[str, Any]] = {}
+        self.told: str | None = None
 
     def run(self) -> None:
         begin = time.monotonic()
@@ -354,6 +355,9 @@ class Attempt:
             if event["event"] == "started":
                 self.sweep.spent["launch"] += (seconds := time.monotonic() - begin)
                 self.launch_s = seconds
+            elif event["event"] == "failed":
+                self.told = event["error"]
+                return self.told
             elif event["event"] == "trial":
                 self.sweep.spent["warm-up"] += event["warmup_s"]
                 self.sweep.spent["measure"] += event["measure_s"]
@@ -387,7 +391,7 @@ class Attempt:
         self.sweep.lost.update(silent)
         if silent:
             problem = f"node {silent[0]} does not answer ({problem})"
-        else:
+        elif not self.told:
             problem = f"{problem}: {last_words(self.sweep.folder.folder / self.log)}"
         for point in self.points.values():
             node = silent[0] if silent else None

@@ -26,6 +26,7 @@ ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 
 from bench.worker import compression, devices, engines, feed  # noqa: E402
 from bench.worker import statistics_of_steps as statistics  # noqa: E402
+from bench.worker.shards import DataError  # noqa: E402
 
 CHUNK = 3
 LARGEST_WARMUP = 15
@@ -139,8 +140,13 @@ def main() -> None:
         torch.set_num_threads(1)
     if engine.rank == 0:
         emit("started", size=engine.size)
-    for trial in spec["trials"]:
-        run_trial(engine, trial)
+    try:
+        for trial in spec["trials"]:
+            run_trial(engine, trial)
+    except DataError as error:
+        # Whichever rank it happens on: the others will only see that a peer is gone.
+        emit("failed", error=str(error))
+        os._exit(1)
     engine.barrier()
     if engine.rank == 0:
         emit("finished")

@@ -2,7 +2,8 @@
 
 An epoch's shards are put in a random order and end to end; each rank takes one stretch of that line, so it reads
 shards from start to end and shares at most its first and its last with others. A stretch is cut into windows that fit
-in memory and are shuffled there. Nothing depends on timing: (seed, epoch, rank, ranks) gives the order, so a run resumes anywhere.
+in memory and are shuffled there. Nothing depends on timing: (seed, epoch, rank, ranks) gives the order, so a run
+resumes anywhere.
 """
 
 from __future__ import annotations
