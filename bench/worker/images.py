@@ -101,17 +101,12 @@ def positions(begin: float, length: float, end: int, pixels: int) -> tuple[NDArr
     return first, ((where - first) * 128).astype(numpy.int16)
 
 
-def between(first: Pixels, second: Pixels, weights: NDArray[numpy.int16], out: Pixels) -> None:
-    """first + (second - first) x weight / 128"""
-    low = SCRATCH.array("low", first.shape, numpy.int16)
-    high = SCRATCH.array("high", first.shape, numpy.int16)
-    numpy.copyto(low, first)
-    numpy.copyto(high, second)
+def blend(low: NDArray[numpy.int16], high: NDArray[numpy.int16], weights: NDArray[numpy.int16]) -> None:
+    """low += (high - low) x weight / 128; high is used up."""
     high -= low
     high *= weights
     high >>= 7
     low += high
-    numpy.copyto(out, low, casting="unsafe")
 
 
 def resample(
@@ -128,20 +123,27 @@ def resample(
     begin, end = int(columns[0]), int(columns[-1]) + 2
     if flip:
         columns, column_weights = columns[::-1], column_weights[::-1]
-    # A pixel is moved as one 32-bit word. mode="clip": otherwise numpy fills a copy of `out` first.
-    words = image.view(numpy.uint32)[:, begin:end, 0]
-    shape = (pixels, end - begin)
-    upper = words.take(rows, 0, SCRATCH.array("first", shape, numpy.uint32), "clip")
-    lower = words.take(rows + 1, 0, SCRATCH.array("second", shape, numpy.uint32), "clip")
-    lines = SCRATCH.array("lines", shape, numpy.uint32)
-    between(upper.view(numpy.uint8), lower.view(numpy.uint8), row_weights[:, None], lines.view(numpy.uint8))
+    # A pixel is moved as one word, of 32 bits as it was decoded and of 64 between the two passes.
+    words = image.view(numpy.uint32)[..., 0]
+    line = SCRATCH.array("line", (pixels, width), numpy.uint32)
+    part = line.view(numpy.uint8)[:, 4 * begin : 4 * end]
+    low = SCRATCH.array("low", part.shape, numpy.int16)
+    high = SCRATCH.array("high", part.shape, numpy.int16)
+    # Whole rows: of an array that is not in one piece numpy would make a copy first. mode="clip": with the default it
+    # would make one of `out`.
+    words.take(rows, 0, line, "clip")
+    numpy.copyto(low, part)
+    words.take(rows + 1, 0, line, "clip")
+    numpy.copyto(high, part)
+    blend(low, high, row_weights[:, None])
+    lines = low.view(numpy.uint64)
     columns = columns - begin
     shape = (pixels, pixels)
-    near = lines.take(columns, 1, SCRATCH.array("first", shape, numpy.uint32), "clip")
-    far = lines.take(columns + 1, 1, SCRATCH.array("second", shape, numpy.uint32), "clip")
+    near = lines.take(columns, 1, SCRATCH.array("near", shape, numpy.uint64), "clip").view(numpy.int16)
+    far = lines.take(columns + 1, 1, SCRATCH.array("far", shape, numpy.uint64), "clip").view(numpy.int16)
+    blend(near, far, column_weights.repeat(4))
     found = numpy.empty((pixels, pixels, 4), numpy.uint8) if out is None else out
-    flat = found.reshape(pixels, pixels * 4)
-    between(near.view(numpy.uint8), far.view(numpy.uint8), column_weights.repeat(4), flat)
+    numpy.copyto(found.reshape(pixels, pixels * 4), near, casting="unsafe")
     return found
 
 
