@@ -85,16 +85,30 @@ def test_report_sets_real_data_against_synthetic(trials):
     assert "Real data:" in (FOLDER / "report.html").read_text()
 
 
+def sweep(tmp_path: Path, name: str, **changes: object) -> tuple[int, dict]:
+    """Exit code and last trial of a sweep with other settings."""
+    (tmp_path / f"{name}.yml").write_text(yaml.safe_dump({**PLAN, **changes}))
+    done = run(BIN / "bench", "sweep", "--env", ENV, "--plan", tmp_path / f"{name}.yml", "--no-check", ok=False)
+    lines = (ROOT / "results" / ENV / name / "trials.jsonl").read_text().splitlines()
+    return done.returncode, json.loads(lines[-1])
+
+
+def test_real_training_takes_its_images_from_disk(trials, tmp_path):
+    changes = {"nodes": [1], "batches": [2], "device": "cpu", "compute_ms": None, "seconds": 3}
+    code, trial = sweep(tmp_path, "training", data="shards:/srv/data/standin", **changes)
+    assert code == 0, trial["error"]
+    assert trial["kind"] == "cpu"
+    assert trial["input"]["reused"] == 1
+    assert all(0 < loss < 100 for loss in trial["loss"])
+
+
 def test_server_that_is_gone_is_named(trials, tmp_path):
     """The point fails with the shard's name; nothing hangs."""
     run("podman", "exec", f"{ENV}-head", "systemctl", "stop", "nginx.service")
-    plan = {**PLAN, "data": PLAN["data"][1]}
-    (tmp_path / "gone.yml").write_text(yaml.safe_dump(plan))
-    done = run(BIN / "bench", "sweep", "--env", ENV, "--plan", tmp_path / "gone.yml", "--no-check", ok=False)
-    assert done.returncode == 1
-    trial = json.loads((ROOT / "results" / ENV / "gone/trials.jsonl").read_text().splitlines()[-1])
-    assert trial["status"] == "failed"
-    assert "http://head:8880/standin/index.json" in trial["error"]
+    code, trial = sweep(tmp_path, "gone", data=PLAN["data"][1])
+    assert code == 1
+    assert trial["error"].startswith("http://head:8880/standin/index.json: ")
+    assert "gave up after" in trial["error"]
     podman("exec", f"{ENV}-head", "systemctl", "start", "nginx.service")
 
 
