@@ -282,7 +282,8 @@ class Sweep:
 
 
 def label(point: Point) -> str:
-    return f"{point.engine} {point.fabric} {point.nodes} nodes, batch {point.batch}, {point.model}"
+    data = "" if point.data == "synthetic" else ", real data"
+    return f"{point.engine} {point.fabric} {point.nodes} nodes, batch {point.batch}, {point.model}{data}"
 
 
 class Attempt:
