@@ -76,10 +76,7 @@ lock: setup ## pin the Python packages anew
 perf-deploy: setup ## measure deploy times: 4 and 10 nodes from a cached image
 	@$(VENV)/python tests/perf/deploy.py
 
-perf-jupyter: setup ## open a run in JupyterLab on this machine   [RUN=folder]
-	@$(VENV)/bench jupyter $(or $(RUN),latest)
-
-predict: setup ## measure how fast predictions are
+perf-predict: setup ## measure how fast predictions are
 	@$(VENV)/python -m bench.predict.perf
 
 perf-report: setup ## measure how fast 10,000 trials become a report
