@@ -189,6 +189,9 @@ def ping(contract: Contract) -> dict[str, bool]:
 
 
 def shell(env: str, node: str) -> None:
+    provider = config.load(env).provider
+    if not providers.PROVIDERS[provider].machines:
+        raise UserError(f"ENV={env}: provider {provider} has no nodes to log in to; gpulab-cli has an ssh command")
     contract = read_output(State(env))
     if node not in contract.nodes:
         names = ", ".join(name for name, _ in contract.ordered())

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from typing import Any
 
 PROBE_PORT = 29400
 PROBE_SECONDS = 10
+LEAVE_SECONDS = 20
 
 
 def own_address() -> str:
@@ -110,19 +112,32 @@ def rank_environment(number: int, count: int, folder: Path, deadline: float) -> 
     }
 
 
+def leave(number: int, count: int, folder: Path) -> None:
+    """Job 0 is the last to go and clears the folder away; a job that crashed leaves it for another time."""
+    put(folder, f"{number}.left", {})
+    if number == 0:
+        deadline = time.monotonic() + LEAVE_SECONDS
+        while not all((folder / f"{i}.left").exists() for i in range(count)) and time.monotonic() < deadline:
+            time.sleep(0.2)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
 def main(argv: list[str]) -> int:
     number, count, slots = (int(os.environ[name]) for name in ("JOB_NUMBER", "JOB_COUNT", "JOB_SLOTS"))
     folder = Path(os.environ["JOB_FOLDER"])
     deadline = time.monotonic() + float(os.environ["JOB_START_SECONDS"])
-    if argv == ["probe"]:
-        probe(number, count, folder, deadline)
-        return 0
     if count == 1:
         launcher = Path(sys.executable).parent / "horovodrun"
         command = [str(launcher), "--gloo", "-np", str(slots), "-H", f"localhost:{slots}", *argv]
         return subprocess.run(command, check=False).returncode
-    environment = {**os.environ, **rank_environment(number, count, folder, deadline)}
-    return subprocess.run(argv, env=environment, check=False).returncode
+    code = 0
+    if argv == ["probe"]:
+        probe(number, count, folder, deadline)
+    else:
+        environment = {**os.environ, **rank_environment(number, count, folder, deadline)}
+        code = subprocess.run(argv, env=environment, check=False).returncode
+    leave(number, count, folder)
+    return code
 
 
 if __name__ == "__main__":

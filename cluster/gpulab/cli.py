@@ -185,7 +185,7 @@ def refusal(command: str, output: str) -> UserError | InfraError:
     text = " ".join(output.split())
     if "expired" in text and "certificate" in text:
         return UserError("cluster.gpulab.pem: the certificate has expired; download a new one from the portal")
-    if "need to specify the correct password" in text:
+    if "need to specify the correct password" in text or "Bad password provided" in text:
         return UserError(
             "cluster.gpulab.password_file: the certificate's password is missing or wrong; "
             "write it there or set TESTBED_PEM_PASSWORD"

@@ -48,6 +48,7 @@ class Gang:
     def run(self, definitions: list[dict[str, Any]]) -> None:
         """Return when all jobs FINISHED; otherwise end all of them and raise one line that says which job and why."""
         jobs: list[Job] = []
+        names = {str(definition["name"]) for definition in definitions}
         try:
             for definition in definitions:
                 jobs.append(self.submit(definition))
@@ -55,9 +56,14 @@ class Gang:
                 self.cli.release(job.id)
             self.wait_for_start(jobs)
             self.follow(jobs)
-        finally:
+        except (InfraError, UserError) as error:
             self.collect(jobs)
-            end_all(self.cli, self.ledger)
+            try:
+                end_all(self.cli, self.ledger, names)
+            except (InfraError, UserError) as second:
+                raise InfraError(f"{error}. And then: {second}") from None
+            raise
+        self.collect(jobs)
 
     def submit(self, definition: dict[str, Any]) -> Job:
         name = str(definition["name"])
@@ -167,10 +173,10 @@ class Gang:
                 (self.logs / f"{job.name}.log").write_text(f"the log could not be had: {error}\n")
 
 
-def end_all(cli: Cli, ledger: Ledger) -> None:
-    """Cancel whatever the ledger says is open; InfraError names what may still run."""
+def end_all(cli: Cli, ledger: Ledger, names: set[str] | None = None) -> None:
+    """Cancel what the ledger says is open, or of that the jobs of these names; InfraError names what may still run."""
     left: list[str] = []
-    entries = ledger.open()
+    entries = [entry for entry in ledger.open() if names is None or entry.name in names]
     lost = [entry.name for entry in entries if not entry.id]
     known = cli.mine() if lost else {}
     cancelled: list[tuple[str, str]] = []

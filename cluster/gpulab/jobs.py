@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -78,11 +77,10 @@ def definitions(
     now: datetime,
 ) -> list[dict[str, Any]]:
     """The jobs of a set; each is told its number, the set's size and the folder they share."""
-    width = max(2, math.ceil(math.log10(max(wanted.jobs, 2))))
     return [
         definition(
             settings,
-            f"{run}-{number:0{width}}",
+            f"{run}-{number:02}",
             wanted.slots,
             wanted.gpus,
             command,

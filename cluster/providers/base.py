@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from cluster import certificate
 from cluster.config import Cluster
 from cluster.contract import Contract
 from cluster.errors import UserError
@@ -21,6 +22,15 @@ class Check:
     ok: bool
     detail: str
     fix: str = ""
+
+
+def certificate_check(pem: str, field: str) -> Check:
+    """Doctor's line about the certificate of a testbed's user."""
+    try:
+        end = certificate.expiry(certificate.check(pem, field))
+    except UserError as error:
+        return Check("certificate", False, str(error), "download it from the account portal")
+    return Check("certificate", True, f"valid until {end:%Y-%m-%d}")
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,7 @@ from cluster.contract import Contract
 from cluster.errors import UserError
 from cluster.gpulab.cli import ensure
 from cluster.gpulab.deployment import Deployment
-from cluster.providers.base import Check, NodeState, Provider, Say
-from cluster.providers.virtualwall import certificate_check
+from cluster.providers.base import Check, NodeState, Provider, Say, certificate_check
 from cluster.settings import Gpulab
 
 MODES = ("1xN", "Nx1")

@@ -6,10 +6,9 @@ import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
-from cluster import certificate
 from cluster.contract import Contract
 from cluster.errors import InfraError, UserError
-from cluster.providers.base import Check, NodeState, Provider, Say
+from cluster.providers.base import Check, NodeState, Provider, Say, certificate_check
 from cluster.settings import VirtualWall
 from cluster.virtualwall.experiment import Experiment
 
@@ -74,11 +73,3 @@ class OnVirtualWall(Provider):
         except (UserError, InfraError) as error:
             found.append(Check(self.settings.backend, False, str(error), "see docs/virtualwall.md"))
         return found
-
-
-def certificate_check(pem: str, field: str) -> Check:
-    try:
-        end = certificate.expiry(certificate.check(pem, field))
-    except UserError as error:
-        return Check("certificate", False, str(error), "download it from the account portal")
-    return Check("certificate", True, f"valid until {end:%Y-%m-%d}")

@@ -42,7 +42,7 @@ subjectAltName=URI:{user},email:tester@example.org,IP:127.0.0.1
 """
 
 
-def make_pem(path: Path, days: int = 1) -> Path:
+def make_pem(path: Path, days: int = 1, password: str | None = None) -> Path:
     """A login certificate as the account portal gives (key and certificate with the user's URN), but self-signed."""
     begin, end = (datetime.now(UTC) + timedelta(days=n) for n in (-30, days))
     with tempfile.TemporaryDirectory() as tmp:
@@ -57,7 +57,11 @@ def make_pem(path: Path, days: int = 1) -> Path:
             f"-startdate {begin:%y%m%d%H%M%SZ} -enddate {end:%y%m%d%H%M%SZ}",
         ):
             subprocess.run(["openssl", *argv.split()], cwd=folder, check=True, capture_output=True)
-        path.write_text((folder / "certificate").read_text() + (folder / "key").read_text())
+        if password:
+            lock = ["openssl", "pkey", "-aes256", "-passout", f"pass:{password}", "-in", "key", "-out", "locked"]
+            subprocess.run(lock, cwd=folder, check=True, capture_output=True)
+        key = folder / ("locked" if password else "key")
+        path.write_text((folder / "certificate").read_text() + key.read_text())
     path.chmod(0o600)
     return path
 
@@ -89,7 +93,13 @@ class Job:
 
 
 class Gpulab:
-    def __init__(self, pem: Path, script: Script, run: Callable[[Job], subprocess.Popen[str]] | None = None) -> None:
+    def __init__(
+        self,
+        pem: Path,
+        script: Script,
+        run: Callable[[Job], subprocess.Popen[str]] | None = None,
+        password: str | None = None,
+    ) -> None:
         self.script, self.run = script, run
         self.jobs: dict[str, Job] = {}
         self.calls: list[str] = []
@@ -97,7 +107,7 @@ class Gpulab:
         handler = type("Bound", (Handler,), {"lab": self})
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(pem)
+        context.load_cert_chain(pem, password=password)
         # Only who holds the login certificate is served, as on the real one.
         context.verify_mode = ssl.CERT_REQUIRED
         context.load_verify_locations(pem)

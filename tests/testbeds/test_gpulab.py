@@ -197,3 +197,23 @@ def test_no_secret_is_written_anywhere(place: Place, pem: Path) -> None:
     for path in place.folder.rglob("*"):
         if path.is_file():
             assert secret not in path.read_text(errors="replace"), path
+
+
+def test_locked_certificate_needs_its_password_and_keeps_it(pem: Path, tmp_path: Path) -> None:
+    locked = standin.make_pem(tmp_path / "locked.pem", password="correct-horse")
+    file = tmp_path / "password"
+    file.touch(mode=0o600)
+    file.write_text("wrong")
+    with (
+        standin.Gpulab(locked, standin.Script(), password="correct-horse") as lab,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        for name, value in lab.environment.items():
+            patch.setenv(name, value)
+        used = Cli(settings(locked, password_file=str(file)), tmp_path / "state")
+        with pytest.raises(UserError, match=r"cluster.gpulab.password_file"):
+            used.mine()
+        file.write_text("correct-horse")
+        assert used.mine() == {}
+    for path in (tmp_path / "state").rglob("*"):
+        assert not path.is_file() or "correct-horse" not in path.read_text(errors="replace"), path

@@ -6,7 +6,9 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -153,6 +155,7 @@ def test_ten_jobs_with_one_gpu_in_small_two_jobs_train_together(lab: Lab) -> Non
     assert len(trial["transport"]["measured_bytes"]) == 2
     assert min(trial["transport"]["measured_bytes"].values()) > 0
     assert lab.server.alive == []
+    assert list((lab.shared / "horovod-cluster").iterdir()) == []
 
 
 def test_one_job_with_several_gpus_trains(lab: Lab) -> None:
@@ -176,3 +179,42 @@ def test_status_and_destroy(lab: Lab) -> None:
     assert lab.server.alive == []
     assert not lab.state.dir.exists()
     assert lab.podman("ps", "-aq", f"--filter=label={LABEL}").split() == []
+
+
+def started(lab: Lab, *words: str | Path) -> subprocess.Popen[bytes]:
+    """A command under way, with both of its jobs running."""
+    before = len(lab.server.jobs)
+    process = subprocess.Popen(
+        [str(word) for word in words], cwd=ROOT, env={**lab.environment, "MODE": "Nx1"}, stdout=subprocess.DEVNULL
+    )
+    deadline = time.monotonic() + 240
+    while not [job for job in list(lab.server.jobs.values())[before:] if job.status == "RUNNING"]:
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    return process
+
+
+def test_bench_that_is_killed_takes_its_jobs_along(lab: Lab) -> None:
+    lab.cluster("deploy")
+    plan = lab.folder / "long.yml"
+    plan.write_text((lab.folder / "two.yml").read_text().replace("seconds: 4", "seconds: 300"))
+    process = started(lab, BIN / "bench", "sweep", "--env", ENV, "--plan", plan, "--no-check")
+    process.kill()
+    process.wait()
+    deadline = time.monotonic() + 120
+    while lab.server.alive and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert lab.server.alive == []
+    lab.cluster("destroy")
+
+
+def test_destroy_after_a_deploy_that_was_killed_cancels_the_probe(lab: Lab) -> None:
+    lab.server.script.never_start = len(lab.server.jobs) + 1
+    process = started(lab, BIN / "cluster", "--env", ENV, "deploy")
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    lab.server.script.never_start = None
+    lab.cluster("destroy")
+    assert lab.server.alive == []
+    assert not lab.state.dir.exists()

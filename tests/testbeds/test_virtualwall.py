@@ -40,22 +40,13 @@ class Wall:
         self.folder = folder
         self.state = State(ENV)
         self.inventory = ROOT / "inventories" / ENV
-        plain = pems.make_pem(folder / "plain.pem")
-        text = plain.read_text()
-        self.pem = folder / "login.pem"
-        locked = subprocess.run(
-            ["openssl", "pkey", "-aes256", "-passout", f"pass:{PASSWORD}", "-in", plain],
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-        self.pem.write_text(text[: text.index("-----BEGIN PRIVATE")] + locked)
-        self.pem.chmod(0o600)
+        self.pem = pems.make_pem(folder / "login.pem", password=PASSWORD)
         (folder / "password").write_text(PASSWORD)
         (folder / "password").chmod(0o600)
         (folder / "experimenter-cli2.jar").touch()
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", folder / "user_key"], check=True)
-        built = image.ensure(self.state, config.load("local"), print) if prepare_state(self.state) else ""
+        self.state.prepare()
+        built = image.ensure(self.state, config.load("local"), print)
         self.environment = {**os.environ, **standin.install(folder / "wall", built, folder / "user_key.pub")}
         self.calls = folder / "wall/calls"
 
@@ -98,11 +89,6 @@ class Wall:
     def assert_nothing_left(self) -> None:
         assert self.containers() == []
         assert not (self.state.dir / "experiment.json").exists()
-
-
-def prepare_state(state: State) -> bool:
-    state.prepare()
-    return True
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,60 @@
+"""What cluster.yml may not say about a testbed: one line that names the field and the fix."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import yaml
+from pydantic import ValidationError
+
+from cluster import config
+from cluster.config import Cluster, one_line
+
+
+def problem(env: str, **changes: Any) -> str:
+    content = yaml.safe_load(config.cluster_file(env).read_text())["cluster"]
+    for name, value in changes.items():
+        section, _, field = name.rpartition("__")
+        place = content[section] if section else content
+        place.pop(field) if value is None else place.update({field: value})
+    with pytest.raises(ValidationError) as caught:
+        Cluster.model_validate(content)
+    return one_line(caught.value, "cluster")
+
+
+@pytest.mark.parametrize("env", ["virtualwall", "gpulab"])
+def test_examples_are_valid(env: str) -> None:
+    assert config.load(env).provider == env
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"virtualwall": None}, "virtualwall: missing"),
+        ({"virtualwall__pem": None}, "cluster.virtualwall: pem: missing; backend jfed needs it"),
+        ({"virtualwall__backend": "slices"}, "cluster.virtualwall: site: missing; backend slices needs it"),
+        ({"virtualwall__backend": "omni"}, "cluster.virtualwall.backend"),
+        ({"virtualwall__lans": {"1g": "192.168.1.0/24"}}, "virtualwall.lans: give each of the fabrics 1g, 10g"),
+        ({"virtualwall__lans": {"1g": "192.168.1.0/24", "10g": "192.168.0.0/16"}}, "overlaps"),
+        ({"virtualwall__lans": {"1g": "192.168.1.0/29", "10g": "192.168.2.0/24"}}, "too small for 10 nodes"),
+        ({"virtualwall__component_manager": "wall2"}, "cluster.virtualwall.component_manager"),
+        ({"virtualwall__colour": "red"}, "cluster.virtualwall.colour: unknown field"),
+    ],
+)
+def test_virtual_wall(changes: dict[str, Any], message: str) -> None:
+    assert message in problem("virtualwall", **changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"gpulab": None}, "gpulab: missing"),
+        ({"gpulab__mode": "2x5"}, "cluster.gpulab.mode"),
+        ({"gpulab__project": ""}, "cluster.gpulab.project"),
+        ({"gpulab__storage": "relative"}, "cluster.gpulab.storage"),
+        ({"gpulab__minutes": 0}, "cluster.gpulab.minutes"),
+    ],
+)
+def test_gpulab(changes: dict[str, Any], message: str) -> None:
+    assert message in problem("gpulab", **changes)
