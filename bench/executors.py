@@ -18,6 +18,7 @@ ENGINES = ("horovod-gloo",)
 
 
 class Executor(Protocol):
+    contract: Contract
     grace: float  # seconds that ending everything may take
     suffix: str  # what a run's name gets, where results of several ways to run must not mix
 
@@ -57,10 +58,18 @@ class Jobs:
     grace = 300.0
 
     def __init__(self, contract: Contract, env: str) -> None:
-        self.contract, self.state = contract, State(env)
-        self.cluster = config.load(env)
+        self.state, self.cluster = State(env), config.load(env)
         self.provider = OnGpulab(self.state, self.cluster)
+        self.contract = self.seen(contract)
         self.suffix = "-1xN" if plan.one_job(contract) else "-Nx1"
+
+    def seen(self, contract: Contract) -> Contract:
+        """The contract with the interface that the probe found between jobs: on it their traffic is counted."""
+        if not self.provider.deployment.probe_file.exists():
+            return contract
+        interface = json.loads(self.provider.deployment.probe_file.read_text())["interface"]
+        fabrics = {name: one.model_copy(update={"interface": interface}) for name, one in contract.fabrics.items()}
+        return contract.model_copy(update={"fabrics": fabrics})
 
     def silent(self, names: list[str]) -> list[str]:
         return []
@@ -74,7 +83,7 @@ class Jobs:
         if job.engine not in ENGINES:
             raise UserError(f"plan.engines: {job.engine} needs to log in to nodes; on GPULab use {', '.join(ENGINES)}")
         gpus = job.slots if job.cuda else 0
-        # Jobs find their own interface; what the contract says of it is only a name for the report.
+        # Each job finds its own interface.
         kept = {name: value for name, value in job.environment.items() if not name.endswith(("IFACE", "IFNAME"))}
         request = {
             "settings": self.provider.settings.model_dump(),
@@ -82,7 +91,7 @@ class Jobs:
             "gpu_model": self.cluster.gpu_model,
             "name": f"{self.cluster.name}-{job.run}",
             "shape": {"jobs": len(job.hosts), "slots": job.slots, "gpus": gpus},
-            "command": [launch.PYTHON, f"{worker}/job.py", *job.command],
+            "command": [launch.PYTHON, f"{worker}/job.py", launch.PYTHON, *job.worker_words],
             "environment": kept,
         }
         file = self.state.dir / "requests" / f"{job.run}.json"

@@ -63,6 +63,7 @@ def run(args: argparse.Namespace) -> int:
     contract = read_output(state)
     plan.check(wanted, contract, executors.size(contract, cluster), cluster.gpus_per_node)
     executor = executors.make(contract, args.env)
+    contract = executor.contract
     if args.timeline and isinstance(executor, executors.Jobs):
         raise UserError("--timeline: only nodes can be asked for it; leave it out on GPULab")
     name = args.run or Path(args.plan).stem + executor.suffix

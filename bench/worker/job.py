@@ -76,7 +76,8 @@ def probe(number: int, count: int, folder: Path, deadline: float) -> None:
         answers = [get(folder, f"{i}.done", deadline + PROBE_SECONDS * count) for i in range(count)]
     if number == 0:
         missing = sorted({address for answer in answers for address in answer["unreachable"]})
-        print("@probe " + json.dumps({"jobs": count, "unreachable": missing}), flush=True)
+        answer = {"jobs": count, "unreachable": missing, "interface": interface_of(own_address())}
+        print("@probe " + json.dumps(answer), flush=True)
 
 
 def rank_environment(number: int, count: int, folder: Path, deadline: float) -> dict[str, str]:

@@ -17,7 +17,7 @@ from cluster.state import State
 
 def name(cluster: Cluster) -> str:
     """By content: the node image's key and the worker's."""
-    return f"localhost/horovod-training:{image.node_key(cluster)}-{worker_archive()[0]}"
+    return f"localhost/horovod-cluster-training:{image.node_key(cluster)}-{worker_archive()[0]}"
 
 
 def build(state: State, cluster: Cluster, say: Callable[[str], None]) -> str:

@@ -17,7 +17,7 @@ import pytest
 import yaml
 from standins import gpulab as standin
 
-from cluster import config
+from cluster import config, image
 from cluster.gpulab import training
 from cluster.state import State
 
@@ -40,6 +40,8 @@ class Lab:
         # A copy: destroy removes the state folder before the stand-in's own containers and networks go.
         conf = shutil.copy(self.state.dir / "containers.conf", folder)
         self.environment = {**os.environ, **self.state.environment(), "CONTAINERS_CONF": str(conf)}
+        wanted = training.name(config.load(ENV))
+        self.keep_image = image.exists(self.state, wanted)
         self.image = training.build(self.state, config.load(ENV), print)
         self.apart = False
         self.remove_networks()
@@ -114,6 +116,8 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
             yield found
     finally:
         found.remove_networks()
+        if not found.keep_image:
+            found.podman("rmi", found.image, check=False)
         for folder in (found.inventory, found.state.dir, ROOT / "results" / ENV):
             shutil.rmtree(folder, ignore_errors=True)
         (ROOT / ".state" / f"{ENV}.lock").unlink(missing_ok=True)
