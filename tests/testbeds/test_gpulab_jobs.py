@@ -57,6 +57,8 @@ class Lab:
         path = self.inventory / "group_vars/all/cluster.yml"
         content = yaml.safe_load(path.read_text())["cluster"]
         content |= {"name": ENV, "nodes": 2, "gpus_per_node": 0, "gpu_model": "none"}
+        # The same roles as the local cluster: the image to build upon is then there already.
+        content["features"] = config.load("local").features.model_dump()
         content["gpulab"] |= {"project": "horovod", "pem": str(self.pem), "poll_seconds": 0.5, "start_minutes": 2}
         del content["gpulab"]["password_file"]
         path.write_text(yaml.safe_dump({"cluster": content}))
