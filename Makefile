@@ -25,6 +25,12 @@ report: setup ## draw the report of a run again   [RUN=folder]
 explain: setup ## the weakest link of a run, the next one, and what to change   [RUN=folder]
 	@$(VENV)/bench explain $(or $(RUN),latest)
 
+comm: setup ## time collectives as a share of the wire   [ENV= FABRIC=]
+	@$(VENV)/bench comm --env $(ENV) $(if $(FABRIC),--fabric $(FABRIC))
+
+tune: setup ## find and keep the fastest settings of a fabric, in five minutes   [ENV= FABRIC=]
+	@$(VENV)/bench tune --env $(ENV) $(if $(FABRIC),--fabric $(FABRIC)) --explain
+
 jupyter: setup ## open a run in JupyterLab on this machine   [RUN=folder]
 	@$(VENV)/bench jupyter $(or $(RUN),latest)
 
@@ -85,4 +91,4 @@ perf-report: setup ## measure how fast 10,000 trials become a report
 perf-data: setup ## measure the data path against the usual pipeline and against cat
 	@OMP_NUM_THREADS=1 $(VENV)/python tests/perf/data.py
 
-.PHONY: help deploy bench report explain jupyter predict perf-predict perf-report perf-data status scale shell doctor cost destroy clean setup check test lock perf-deploy
+.PHONY: help deploy bench report explain comm tune jupyter predict perf-predict perf-report perf-data status scale shell doctor cost destroy clean setup check test lock perf-deploy

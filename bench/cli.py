@@ -11,6 +11,8 @@ from cluster.errors import InfraError, UserError
 # subcommand -> module with configure(parser) and run(args) -> exit code. Imported only when used: start-up stays fast.
 COMMANDS = {
     "sweep": "bench.sweep",
+    "comm": "bench.comm",
+    "tune": "bench.tune",
     "report": "bench.report",
     "explain": "bench.explain",
     "compare": "bench.compare",

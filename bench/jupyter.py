@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import os
 import secrets
+import signal
 import socket
 import subprocess
 import sys
@@ -62,6 +63,7 @@ def run(args: argparse.Namespace) -> int:
     argv = [sys.executable, "-m", "jupyterlab", *(f"--ServerApp.{name}={value}" for name, value in options.items())]
     # In the environment and not on the command line, which everybody on this machine can read.
     env = {**os.environ, "JUPYTER_TOKEN": token, "BENCH_RUN": str(folder)}
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     process = subprocess.Popen(argv, env=env, stdin=subprocess.DEVNULL, preexec_fn=die_with_parent)
     try:
         return process.wait()

@@ -295,14 +295,18 @@ def ranks_left() -> str:
 def test_stopped_sweep_leaves_no_rank(tmp_path, number):
     plan = write_plan(tmp_path, nodes=[3], batches=[64])
     process = subprocess.Popen(
-        [BIN / "bench", "sweep", "--env", ENV, "--plan", plan, "--run", "stopped"], cwd=ROOT, stdout=subprocess.DEVNULL
+        [BIN / "bench", "sweep", "--env", ENV, "--plan", plan, "--run", f"stopped-{number}"],
+        cwd=ROOT,
+        stdout=subprocess.DEVNULL,
+        # A shell starts what it puts into the background deaf to Ctrl-C, and that is inherited.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 180
     while not ranks_left() and time.monotonic() < deadline:
         time.sleep(0.5)
     assert ranks_left(), "the sweep never started a rank"
     process.send_signal(number)
-    process.wait(timeout=60)
+    process.wait(timeout=120)
     deadline = time.monotonic() + 60
     while ranks_left() and time.monotonic() < deadline:
         time.sleep(1)

@@ -61,7 +61,7 @@ def test_lab_shows_the_notebook_to_who_has_the_token(port: int, tmp_path: Path) 
         assert "scaling.ipynb" in {entry["name"] for entry in json.loads(text)["content"]}
         assert token not in log.read_text()
     finally:
-        lab.send_signal(signal.SIGINT)
+        lab.send_signal(signal.SIGTERM)
         lab.wait(timeout=60)
     assert not jupyter.LINK.exists()
 

@@ -1,0 +1,269 @@
+"""Time collectives on the cluster, each as a share of what the wire gives.
+
+Sizes are the modelled cluster's: on a shaped fabric both the bytes and the rate are divided by the same factor s.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import json
+import shlex
+import subprocess
+import time
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from rich.table import Table
+
+from bench import launch, nodes, plan, scale, store
+from bench.executors import Nodes
+from bench.progress import console
+from bench.worker import statistics_of_steps as statistics
+from cluster import tuning
+from cluster.contract import Contract
+from cluster.errors import InfraError, UserError
+from cluster.process import die_with_parent
+from cluster.state import State
+from cluster.terraform import read_output
+from cluster.tuning import Settings
+
+COLLECTIVES = ("all_reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all")
+ENGINES = ("horovod-gloo", "horovod-mpi", "ddp")
+SMALLEST, LARGEST, STEP = 4 << 10, 512 << 20, 4
+LINK_SECONDS = 2
+START_LIMIT = 120
+
+
+def size(text: str) -> int:
+    """4K, 64M or plain bytes."""
+    factor = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}.get(text[-1:].upper())
+    try:
+        value = int(text[:-1]) * factor if factor else int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r}: write a size such as 4K or 64M") from None
+    if value < 4:
+        raise argparse.ArgumentTypeError(f"{text!r}: at least 4 bytes, one element")
+    return value
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--env", default="local", help="environment to run on (default local)")
+    parser.add_argument("--fabric", help="fabric of cluster.yml (default: the active one)")
+    parser.add_argument("--nodes", type=int, help="number of nodes (default: all)")
+    parser.add_argument(
+        "--collective", choices=COLLECTIVES, action="append", help="default all_reduce; may be repeated"
+    )
+    parser.add_argument("--engine", choices=ENGINES, action="append", help=f"default {', '.join(ENGINES)}")
+    parser.add_argument("--from", dest="smallest", type=size, default=SMALLEST, help="smallest message (default 4K)")
+    parser.add_argument("--to", dest="largest", type=size, default=64 << 20, help="largest (default 64M, at most 512M)")
+    parser.add_argument(
+        "--seconds", type=float, default=2.0, help="time per case, at least five repetitions (default 2)"
+    )
+    parser.add_argument("--untuned", action="store_true", help="with Horovod's and OpenMPI's own defaults")
+    parser.add_argument("--json", action="store_true", help="print the results as JSON")
+
+
+@dataclass(frozen=True)
+class Case:
+    collective: str
+    size: int  # bytes in the modelled cluster
+
+    @property
+    def id(self) -> str:
+        return f"{self.collective}-{self.size}"
+
+    def bus_factor(self, ranks: int) -> float:
+        """nccl-tests' factor from algorithm to bus bandwidth: what the busiest link carries per byte of message."""
+        if self.collective == "broadcast":
+            return 1.0
+        return (2 if self.collective == "all_reduce" else 1) * (ranks - 1) / ranks
+
+
+def sizes(smallest: int, largest: int) -> list[int]:
+    found = []
+    while smallest <= largest:
+        found.append(smallest)
+        smallest *= STEP
+    return found
+
+
+class Communication:
+    """Measures on some nodes of one fabric."""
+
+    def __init__(self, env: str, contract: Contract, fabric: str, count: int) -> None:
+        self.env, self.contract, self.fabric = env, contract, fabric
+        self.names = [name for name, _ in contract.ordered()][:count]
+        self.rate = contract.fabrics[fabric].rate_gbps
+        shaped = contract.fabrics[contract.active_fabric].shaped
+        self.scale = scale.factor(count, self.rate) if shaped else 1.0
+        self.rate_mbit = self.rate * 1000 / self.scale if shaped else None
+        self.executor = Nodes(contract)
+        self.worker = self.executor.install(self.names)
+
+    def lines(self, job: launch.Job, limit: float) -> list[dict[str, Any]]:
+        process = subprocess.Popen(
+            self.executor.argv(job, self.worker),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            preexec_fn=die_with_parent,
+        )
+        try:
+            out, err = process.communicate(timeout=limit)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise InfraError(f"{job.engine} on {len(job.hosts)} nodes: no end within {limit:.0f} s") from None
+        found = [json.loads(line.partition("@bench ")[2]) for line in out.splitlines() if "@bench " in line]
+        if process.returncode:
+            words = [line.strip() for line in err.splitlines() if line.strip()] or ["it said nothing"]
+            raise InfraError(f"{job.engine} on {len(job.hosts)} nodes failed: {words[-1][:300]}")
+        return found
+
+    def job(self, engine: str, settings: Settings, spec: dict[str, Any]) -> launch.Job:
+        fabric = self.contract.fabrics[self.fabric]
+        return launch.Job(
+            run=f"{int(time.time() * 1000):x}",
+            engine=engine,
+            hosts=tuple(self.names),
+            slots=1,
+            subnet=fabric.subnet,
+            interface=fabric.interface,
+            worker=f"{self.worker}/comm.py",
+            spec=base64.b64encode(json.dumps(spec | {"rate_mbit": self.rate_mbit, "burst_ms": None}).encode()).decode(),
+            settings=settings,
+            scale=self.scale,
+        )
+
+    def collectives(self, engine: str, settings: Settings, cases: list[Case], seconds: float) -> list[dict[str, Any]]:
+        """One row per case, in the modelled cluster's units."""
+        ranks = len(self.names)
+        wanted = []
+        for case in cases:
+            count = max(1, round(case.size / 4 / self.scale / ranks)) * ranks
+            wanted.append({"id": case.id, "collective": case.collective, "count": count, "seconds": seconds})
+        limit = START_LIMIT + len(cases) * (10 * seconds + 30)
+        found = {
+            line["id"]: line
+            for line in self.lines(self.job(engine, settings, {"cases": wanted}), limit)
+            if "id" in line
+        }
+        rows = []
+        for case, sent in zip(cases, wanted, strict=True):
+            times = found[case.id]["times"]
+            low, high = statistics.median_interval(times)
+            bits = int(str(sent["count"])) * 4 * self.scale * 8
+            middle = statistics.median(times)
+            rows.append(
+                {
+                    **{"collective": case.collective, "engine": engine, "nodes": ranks, "fabric": self.fabric},
+                    **{"size": case.size, "count": case.size // 4, "type": "float", "scale": self.scale},
+                    **{"time_us": middle * 1e6, "time_low_us": low * 1e6, "time_high_us": high * 1e6},
+                    **{"algbw_gbps": bits / middle / 1e9, "busbw_gbps": case.bus_factor(ranks) * bits / middle / 1e9},
+                    **{"errors": found[case.id]["errors"], "repetitions": len(times)},
+                }
+            )
+        return rows
+
+    def links(self) -> list[dict[str, Any]]:
+        """iperf3 between ring neighbours at the same rate, in the modelled cluster's units."""
+        # The worker of a launch sets the rate; one that does nothing else leaves it set.
+        self.lines(self.job("ddp", Settings(), {"cases": []}), START_LIMIT)
+        words = ["python3", f"{self.worker}/links.py", str(LINK_SECONDS), *self.names]
+        command = "sudo -u horovod -H " + shlex.join(words)
+        done = subprocess.run(
+            nodes.ssh(self.contract, self.names[0], command),
+            capture_output=True,
+            text=True,
+            timeout=START_LIMIT + 10 * len(self.names),
+        )
+        if done.returncode:
+            raise InfraError(f"iperf3 between ring neighbours: {done.stderr.strip()[-300:]}")
+        ring: list[dict[str, Any]] = json.loads(done.stdout.partition("@bench ")[2])["ring"]
+        return [{**row, "gbps": row["gbps"] * self.scale} for row in ring]
+
+    def close(self) -> None:
+        self.executor.restore(self.names)
+
+
+def run(args: argparse.Namespace) -> int:
+    contract = read_output(State(args.env))
+    fabric = args.fabric or contract.active_fabric
+    if fabric not in contract.fabrics:
+        raise UserError(f"--fabric {fabric}: unknown; choose one of {', '.join(contract.fabrics)}")
+    count = args.nodes or len(contract.nodes)
+    if not 2 <= count <= len(contract.nodes):
+        raise UserError(f"--nodes {count}: a collective needs 2 or more of the cluster's {len(contract.nodes)} nodes")
+    if not args.smallest <= args.largest <= LARGEST:
+        raise UserError("--from and --to: the smallest must not exceed the largest, and that not 512M")
+    cases = [Case(name, n) for name in args.collective or ["all_reduce"] for n in sizes(args.smallest, args.largest)]
+    settings = tuning.UNTUNED if args.untuned else plan.settings_of(contract, fabric, tuning.load(args.env))
+    folder = store.RESULTS / args.env / "comm"
+    work = Communication(args.env, contract, fabric, count)
+    try:
+        ring = work.links()
+        wire = min(row["gbps"] for row in ring)
+        rows = []
+        for engine in args.engine or ENGINES:
+            for row in work.collectives(engine, settings, cases, args.seconds):
+                rows.append({**row, "link_share": row["busbw_gbps"] / wire})
+    finally:
+        work.close()
+    result = {
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "kind": "emulated" if work.scale != 1 else "real",
+        **{"env": args.env, "fabric": fabric, "rate_gbps": work.rate, "scale": work.scale},
+        **{"settings": settings.model_dump(), "ring": ring, "rows": rows},
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{datetime.now(UTC):%Y%m%d-%H%M%S}.json"
+    path.write_text(json.dumps(result, indent=1))
+    if args.json:
+        print(json.dumps(result, indent=1))
+    else:
+        show(result)
+        console.print(f"kept in {path}", markup=False)
+    return 1 if any(row["errors"] for row in rows) else 0
+
+
+def show(result: dict[str, Any]) -> None:
+    wire = min(row["gbps"] for row in result["ring"])
+    table = Table(title="ring neighbours by iperf3", title_justify="left")
+    for column in ("node", "to", "Gbit/s", "of the rate"):
+        table.add_column(column)
+    for row in result["ring"]:
+        table.add_row(row["node"], row["to"], f"{row['gbps']:.3f}", f"{row['gbps'] / result['rate_gbps']:.0%}")
+    console.print(table)
+    emulated = f"EMULATED, bytes and rate / {result['scale']:g}: " if result["kind"] == "emulated" else ""
+    count = result["rows"][0]["nodes"]
+    table = Table(
+        title=f"{emulated}{result['fabric']}, {count} nodes, shares of {wire:.3f} Gbit/s", title_justify="left"
+    )
+    columns = (
+        "collective",
+        "engine",
+        "size",
+        "count",
+        "type",
+        "time us",
+        "95%",
+        "algbw",
+        "busbw",
+        "of the wire",
+        "errors",
+    )
+    for column in columns:
+        table.add_column(column, justify="left" if column in columns[:2] else "right")
+    for row in result["rows"]:
+        table.add_row(
+            *(row["collective"], row["engine"], str(row["size"]), str(row["count"]), row["type"]),
+            f"{row['time_us']:.0f}",
+            f"{row['time_low_us']:.0f}-{row['time_high_us']:.0f}",
+            f"{row['algbw_gbps']:.3f}",
+            f"{row['busbw_gbps']:.3f}",
+            f"{row['link_share']:.1%}",
+            str(row["errors"]),
+        )
+    console.print(table)

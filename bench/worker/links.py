@@ -1,0 +1,41 @@
+"""Run on the head by the training account: goodput between ring neighbours by iperf3, one pair after the other.
+
+    links.py SECONDS NODE NODE ...
+
+Prints one JSON list of {node, to, gbps}. Standard library only.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+import time
+
+PORT = 30500
+
+
+def on(node: str, *command: str) -> str:
+    local = node == socket.gethostname()
+    argv = list(command) if local else ["ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=5", node, *command]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
+    if done.returncode:
+        sys.exit(f"{node}: {command[0]}: {(done.stderr or done.stdout).strip()[-300:]}")
+    return done.stdout
+
+
+def main() -> None:
+    seconds, names = sys.argv[1], sys.argv[2:]
+    found = []
+    for i, (sender, receiver) in enumerate(zip(names, [*names[1:], names[0]], strict=True)):
+        on(receiver, "iperf3", "-s", "-1", "-D", "-p", str(PORT + i))
+        time.sleep(0.2)
+        report = json.loads(on(sender, "iperf3", "-c", receiver, "-p", str(PORT + i), "-t", seconds, "-J"))
+        gbps = report["end"]["sum_received"]["bits_per_second"] / 1e9
+        found.append({"node": sender, "to": receiver, "gbps": gbps})
+    print("@bench " + json.dumps({"event": "links", "ring": found}))
+
+
+if __name__ == "__main__":
+    main()

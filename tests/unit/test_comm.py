@@ -1,0 +1,70 @@
+"""`bench comm` without a cluster: sizes, bandwidths, bad input."""
+
+from __future__ import annotations
+
+import argparse
+
+import pytest
+from test_inventory import OUTPUT
+
+from bench import comm
+from cluster import contract
+from cluster.errors import UserError
+
+CLUSTER = contract.parse(OUTPUT)
+
+
+def arguments(*words: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    comm.configure(parser)
+    return parser.parse_args(words)
+
+
+def test_sizes_are_read_as_people_write_them():
+    assert [comm.size(text) for text in ("4K", "64m", "512")] == [4096, 64 << 20, 512]
+    for text in ("", "four", "2", "-4K"):
+        with pytest.raises(argparse.ArgumentTypeError):
+            comm.size(text)
+
+
+def test_sizes_go_up_to_the_largest():
+    assert comm.sizes(4096, 70_000) == [4096, 16384, 65536]
+
+
+@pytest.mark.parametrize(("name", "factor"), [("all_reduce", 1.5), ("broadcast", 1.0), ("all_gather", 0.75)])
+def test_bus_bandwidth_is_what_a_link_carries(name, factor):
+    assert comm.Case(name, 4096).bus_factor(4) == factor
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (("--fabric", "40g"), "--fabric"),
+        (("--nodes", "1"), "--nodes"),
+        (("--nodes", "13"), "--nodes"),
+        (("--from", "1G"), "--from"),
+    ],
+)
+def test_bad_input_is_named_before_anything_runs(monkeypatch, words, named):
+    monkeypatch.setattr(comm, "read_output", lambda _: CLUSTER)
+    with pytest.raises(UserError) as caught:
+        comm.run(arguments(*words))
+    assert str(caught.value).startswith(named)
+
+
+def test_rows_are_in_the_modelled_clusters_units(monkeypatch):
+    """At s = 4, a quarter of the bytes in the time the whole would take at the full rate."""
+    work = comm.Communication.__new__(comm.Communication)
+    work.contract, work.fabric, work.scale, work.rate_mbit = CLUSTER, "1g", 4.0, 250.0
+    work.names, work.worker = ["head", "w1"], "/w"
+    sent = []
+
+    def lines(job, limit):
+        sent.append(job)
+        return [{"event": "case", "id": "all_reduce-8000000", "times": [0.064] * 8, "errors": 0}]
+
+    monkeypatch.setattr(work, "lines", lines)
+    (row,) = work.collectives("ddp", comm.Settings(), [comm.Case("all_reduce", 8_000_000)], 1.0)
+    assert row["busbw_gbps"] == pytest.approx(1.0)
+    assert row["errors"] == 0
+    assert sent[0].hosts == ("head", "w1")
