@@ -124,6 +124,7 @@ class Communication:
 
     def job(self, engine: str, settings: Settings, spec: dict[str, Any]) -> launch.Job:
         fabric = self.contract.fabrics[self.fabric]
+        common = {"rate_mbit": self.rate_mbit, "burst_ms": None, "one_thread": True}
         return launch.Job(
             run=f"{int(time.time() * 1000):x}",
             engine=engine,
@@ -132,7 +133,7 @@ class Communication:
             subnet=fabric.subnet,
             interface=fabric.interface,
             worker=f"{self.worker}/comm.py",
-            spec=base64.b64encode(json.dumps(spec | {"rate_mbit": self.rate_mbit, "burst_ms": None}).encode()).decode(),
+            spec=base64.b64encode(json.dumps({**spec, **common}).encode()).decode(),
             settings=settings,
             scale=self.scale,
         )

@@ -260,7 +260,9 @@ class Sweep:
                         "data": self.input(point, s if emulated and shaped else 1.0),
                     }
                 )
-        return base64.b64encode(json.dumps({"trials": trials}).encode()).decode()
+        first = {key: trials[0][key] for key in ("rate_mbit", "burst_ms")}
+        spec = {"trials": trials, "one_thread": emulated, **first}
+        return base64.b64encode(json.dumps(spec).encode()).decode()
 
     def input(self, point: Point, factor: float) -> dict[str, Any] | None:
         """Where a rank gets its images. Over a fabric that is slower by s it reads each sample once for s uses, so that

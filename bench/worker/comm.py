@@ -5,12 +5,6 @@ Each case is checked numerically and repeated until its share of time is used up
 
 from __future__ import annotations
 
-import argparse
-import base64
-import ctypes
-import json
-import os
-import signal
 import sys
 import time
 from pathlib import Path
@@ -19,11 +13,8 @@ from typing import Any
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-# With the launcher gone nobody would end us.
-ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 
-from bench.worker import engines  # noqa: E402
-from bench.worker.main import emit, local_rank, set_rate  # noqa: E402
+from bench.worker.main import emit, serve
 
 FEWEST, MOST = 5, 200
 WARMUP = 2
@@ -70,29 +61,12 @@ def run_case(case: dict[str, Any], engine: Any) -> dict[str, Any]:
     return {"id": case["id"], "times": times, "errors": wrong}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--engine", required=True)
-    parser.add_argument("--spec", required=True)
-    parser.add_argument("--run", required=True, help="marks the processes of one launch")
-    args = parser.parse_args()
-    spec = json.loads(base64.b64decode(args.spec))
-    set_rate(spec, local_rank())
-    torch.set_num_threads(1)
-    engine = engines.make(args.engine)
-    if engine.rank == 0:
-        emit("started", size=engine.size)
+def run_cases(engine: Any, spec: dict[str, Any]) -> None:
     for case in spec["cases"]:
         found = run_case(case, engine)
         if engine.rank == 0:
             emit("case", **found)
-    engine.barrier()
-    if engine.rank == 0:
-        emit("finished")
-    engine.close()
-    sys.stdout.flush()
-    os._exit(0)
 
 
 if __name__ == "__main__":
-    main()
+    serve(run_cases)

@@ -15,6 +15,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -126,7 +127,8 @@ def run_trial(engine: Any, trial: dict[str, Any]) -> None:
         )
 
 
-def main() -> None:
+def serve(body: Callable[[Any, dict[str, Any]], None]) -> None:
+    """What every program on the nodes does around its work: body(engine, spec) is that work."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--engine", required=True)
     parser.add_argument("--spec", required=True)
@@ -134,15 +136,14 @@ def main() -> None:
     args = parser.parse_args()
     spec = json.loads(base64.b64decode(args.spec))
     # Connections take the packet size that is in force when they are made, so the rate comes before them.
-    set_rate(spec["trials"][0], local_rank())
+    set_rate(spec, local_rank())
     engine = engines.make(args.engine)
-    if spec["trials"][0]["device"] == "emulated":
+    if spec["one_thread"]:
         torch.set_num_threads(1)
     if engine.rank == 0:
         emit("started", size=engine.size)
     try:
-        for trial in spec["trials"]:
-            run_trial(engine, trial)
+        body(engine, spec)
     except DataError as error:
         # Whichever rank it happens on: the others will only see that a peer is gone.
         emit("failed", error=str(error))
@@ -155,5 +156,10 @@ def main() -> None:
     os._exit(0)
 
 
+def run_trials(engine: Any, spec: dict[str, Any]) -> None:
+    for trial in spec["trials"]:
+        run_trial(engine, trial)
+
+
 if __name__ == "__main__":
-    main()
+    serve(run_trials)
