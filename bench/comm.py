@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import base64
 import json
+import os
 import shlex
 import subprocess
 import time
@@ -103,19 +104,27 @@ class Communication:
         self.worker = self.executor.install(self.names)
 
     def lines(self, job: launch.Job, limit: float) -> list[dict[str, Any]]:
+        # The supervisor on the head ends everything when its standard input closes: it stays open until we are done.
+        reading, writing = os.pipe()
         process = subprocess.Popen(
             self.executor.argv(job, self.worker),
-            stdin=subprocess.PIPE,
+            stdin=reading,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
             preexec_fn=die_with_parent,
         )
+        os.close(reading)
         try:
             out, err = process.communicate(timeout=limit)
         except subprocess.TimeoutExpired:
-            process.kill()
             raise InfraError(f"{job.engine} on {len(job.hosts)} nodes: no end within {limit:.0f} s") from None
+        finally:
+            os.close(writing)
+            try:
+                process.wait(timeout=self.executor.grace)
+            except subprocess.TimeoutExpired:
+                process.kill()
         found = [json.loads(line.partition("@bench ")[2]) for line in out.splitlines() if "@bench " in line]
         if process.returncode:
             words = [line.strip() for line in err.splitlines() if line.strip()] or ["it said nothing"]
