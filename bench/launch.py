@@ -50,7 +50,7 @@ class Job:
 
     @property
     def worker_words(self) -> list[str]:
-        return [self.worker, "--engine", self.engine, "--spec", self.spec, "--run", self.run]
+        return [self.worker, "--engine", self.engine, "--spec", self.spec, "--launch", self.run]
 
     @property
     def inside(self) -> list[str]:

@@ -132,7 +132,7 @@ def serve(body: Callable[[Any, dict[str, Any]], None]) -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--engine", required=True)
     parser.add_argument("--spec", required=True)
-    parser.add_argument("--run", required=True, help="marks the processes of one launch")
+    parser.add_argument("--launch", required=True, help="marks the processes of one launch")
     args = parser.parse_args()
     spec = json.loads(base64.b64decode(args.spec))
     # Connections take the packet size that is in force when they are made, so the rate comes before them.

@@ -25,7 +25,7 @@ def main() -> None:
                 time.sleep(0.1)
         # The launcher ends its ranks; this is for the case that it could not.
         for host in hosts[1:]:
-            command = ["ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=3", host, f"pkill -9 -f -- '--run {run}'"]
+            command = ["ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=3", host, f"pkill -9 -f -- '--launch {run}'"]
             subprocess.run(command, capture_output=True, check=False)
 
     def watch() -> None:

@@ -92,7 +92,7 @@ def test_mpirun_carries_the_reference_flags():
         "horovod-mpi",
         "--spec",
         "e30=",
-        "--run",
+        "--launch",
         "r1",
     ]
 
