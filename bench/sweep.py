@@ -216,7 +216,9 @@ class Sweep:
         launches = [one for one in self.launches if one.engine.startswith("horovod")]
         if not launches:
             raise UserError("--timeline: the plan has no horovod engine; only Horovod writes a timeline")
-        one = replace(launches[-1], points=launches[-1].points[-1:])
+        # Single bits are gathered, not summed: a timeline of all-reduces would be empty.
+        summed = [point for point in launches[-1].points if point.compression != "1bit"] or launches[-1].points
+        one = replace(launches[-1], points=tuple(summed[-1:]))
         self.check = False
         target = self.folder.folder / f"timeline-{one.points[0].id}.json"
         remote = f"/home/horovod/timeline-{int(time.time())}.json"
@@ -287,8 +289,9 @@ class Sweep:
 
 
 def label(point: Point) -> str:
-    data = "" if point.data == "synthetic" else ", real data"
-    return f"{point.engine} {point.fabric} {point.nodes} nodes, batch {point.batch}, {point.model}{data}"
+    more = "" if point.data == "synthetic" else ", real data"
+    more += "" if point.compression == "none" else f", {point.compression}"
+    return f"{point.engine} {point.fabric} {point.nodes} nodes, batch {point.batch}, {point.model}{more}"
 
 
 class Attempt:
