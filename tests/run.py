@@ -1,7 +1,7 @@
 """Run the project's tests in stages, each with its time, and end with one line that counts them.
 
 tests/run.py check     lint, types, generated documents, unit tests
-tests/run.py all       check, terraform, aws, end to end, testbeds, molecule, browser
+tests/run.py all       check, terraform, checkov, aws, end to end, testbeds, molecule, browser
 """
 
 from __future__ import annotations
@@ -94,6 +94,7 @@ def everything(tally: Tally, env: dict[str, str]) -> None:
             f"terraform validate {root.name}", [binary, f"-chdir={root}", "validate", "-no-color"], data, quiet=True
         )
         tally.stage(f"terraform test {root.name}", [binary, f"-chdir={root}", "test", "-no-color"], data)
+    tally.stage("checkov", [BIN / "pytest", "-q", "tests/checkov"], env)
     tally.stage("aws", [BIN / "pytest", "-q", "tests/aws"], env)
     tally.stage("end to end", [BIN / "pytest", "-v", "--durations=0", "tests/e2e"], env)
     tally.stage("testbeds", [BIN / "pytest", "-q", "tests/testbeds"], env)

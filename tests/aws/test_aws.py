@@ -125,10 +125,12 @@ def test_everything_says_whose_it_is_and_until_when(account):
         assert (tags["HorovodCluster"], tags["Owner"], tags["Expires"]) == (ENV, "you@example.org", expires)
 
 
-def test_workers_are_in_the_placement_group_and_the_bucket_is_closed(account):
+def test_workers_are_placed_together_and_the_bucket_is_closed_and_encrypted(account):
     assert account.instances()["w1"]["Placement"]["GroupName"] == ENV
     blocked = account.s3.get_public_access_block(Bucket="awstest-data")["PublicAccessBlockConfiguration"]
     assert all(blocked.values())
+    rules = account.s3.get_bucket_encryption(Bucket="awstest-data")["ServerSideEncryptionConfiguration"]["Rules"]
+    assert [rule["ApplyServerSideEncryptionByDefault"]["SSEAlgorithm"] for rule in rules] == ["aws:kms"]
 
 
 def test_host_keys_come_from_the_console(account):

@@ -1,0 +1,88 @@
+"""checkov on terraform/: no finding that is not in waivers.yml with a reason.
+
+checkov pins old versions of much that we use, so it lives in a venv of its own in the cache, made once per lock file.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from cluster.config import ROOT
+from cluster.state import CACHE
+
+LOCK = Path(__file__).parent / "checkov.lock"
+WAIVERS = Path(__file__).parent / "waivers.yml"
+pytestmark = pytest.mark.timeout(900)
+WORLD_OPEN = """
+resource "aws_security_group" "open" {
+  ingress {
+    from_port   = 22
+    to_port     = 22
+    protocol    = "tcp"
+    cidr_blocks = ["0.0.0.0/0"]
+  }
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def checkov() -> Path:
+    folder = CACHE / f"checkov-{hashlib.sha256(LOCK.read_bytes()).hexdigest()[:12]}"
+    CACHE.mkdir(parents=True, exist_ok=True)
+    with (CACHE / "checkov.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / ".complete").exists():
+            subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
+            pip = [
+                folder / "bin/pip",
+                "install",
+                "--quiet",
+                "--disable-pip-version-check",
+                "--require-hashes",
+                "-r",
+                LOCK,
+            ]
+            done = subprocess.run(pip, capture_output=True, text=True)
+            assert done.returncode == 0, f"pip install checkov: {done.stderr[-2000:]}"
+            (folder / ".complete").touch()
+    return folder / "bin/checkov"
+
+
+def findings(checkov: Path, folder: Path) -> tuple[list[tuple[str, str, str]], int]:
+    """(check, resource, what it says) of every failed check, and how many passed."""
+    flags = ["--framework", "terraform", "--skip-download", "--quiet", "--compact", "--output", "json"]
+    done = subprocess.run([checkov, "-d", folder, *flags], capture_output=True, text=True, timeout=600)
+    result: dict[str, Any] = json.loads(done.stdout)
+    failed = [
+        (one["check_id"], one["resource"].partition("[")[0], one["check_name"])
+        for one in result["results"]["failed_checks"]
+    ]
+    return sorted(set(failed)), int(result["summary"]["passed"])
+
+
+def test_every_finding_is_waived_with_a_reason(checkov):
+    waived: dict[str, dict[str, str]] = yaml.safe_load(WAIVERS.read_text())
+    failed, passed = findings(checkov, ROOT / "terraform")
+    assert passed > 20, "checkov looked at hardly anything"
+    new = [f"{check} {resource}: {text}" for check, resource, text in failed if resource not in waived.get(check, {})]
+    assert not new, "\n".join(new)
+    found = {(check, resource) for check, resource, _ in failed}
+    stale = [
+        f"{check} {resource}" for check, named in waived.items() for resource in named if (check, resource) not in found
+    ]
+    assert not stale, f"waivers that nothing needs: {stale}"
+    assert all(len(reason) > 20 for named in waived.values() for reason in named.values())
+
+
+def test_an_open_port_would_be_found(checkov, tmp_path):
+    (tmp_path / "main.tf").write_text(WORLD_OPEN)
+    assert "CKV_AWS_24" in [check for check, _, _ in findings(checkov, tmp_path)[0]]
