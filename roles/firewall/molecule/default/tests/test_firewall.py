@@ -109,3 +109,21 @@ def test_rules_are_there_again_after_a_restart(nodes):
     assert from_node(nodes, "head", tried) == tried
     assert from_node(nodes, "outsider", tried) == []
     assert from_here(targets(nodes, "w1", "management", [ELSEWHERE])) == []
+
+
+def test_rules_that_nobody_confirms_are_rolled_back(nodes):
+    """What happens to a node whose controller it has just shut out, and that hears nothing more."""
+    w1 = nodes["w1"]
+    tried = targets(nodes, "w1", "management", [SSH])
+    before = w1.check_output("nft list table inet horovod_cluster")
+    w1.check_output("sh -c 'sed \"/tcp dport/d\" /etc/nftables.conf > /root/closed.conf'")
+    w1.check_output("firewall-apply check /root/closed.conf")
+    w1.check_output("sh -c 'cp /root/closed.conf /etc/nftables.conf && firewall-apply apply 4'")
+    assert from_here(tried) == []
+    w1.check_output(
+        "sh -c 'for i in $(seq 60); do systemctl -q is-active firewall-rollback.timer || exit 0; sleep 0.5; done'"
+    )
+    w1.check_output("sh -c 'while systemctl -q is-active firewall-rollback.service; do sleep 0.2; done'")
+    assert from_here(tried) == tried
+    assert w1.check_output("nft list table inet horovod_cluster") == before
+    assert "tcp dport" in w1.check_output("cat /etc/nftables.conf")
