@@ -68,11 +68,11 @@ class Aws(Provider):
                 raise UserError(f"cluster.admin_cidrs: {cidr} is only an example; write the network you work from")
         if self.cluster.ports.ssh != 22:
             raise UserError("cluster.ports.ssh: EC2's images listen on 22; use that")
-        workers = prices.types()[self.section.instance_type]
-        for name, fabric in self.cluster.fabrics.items():
-            if fabric.transport == "verbs" and not workers.efa:
+        verbs = [name for name, fabric in self.cluster.fabrics.items() if fabric.transport == "verbs"]
+        for kind in filter(None, (self.section.instance_type, self.section.head_type)):
+            if verbs and not prices.types()[kind].efa:
                 fix = "use tcp, or an instance type with efa in terraform/aws/instances.yml"
-                raise UserError(f"cluster.fabrics.{name}.transport: {self.section.instance_type} has no EFA; {fix}")
+                raise UserError(f"cluster.fabrics.{verbs[0]}.transport: {kind} has no EFA; {fix}")
         credentials = self._credentials()
         if not credentials.ok:
             raise UserError(f"{credentials.name}: {credentials.detail}; {credentials.fix}")

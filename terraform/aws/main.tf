@@ -83,7 +83,7 @@ resource "aws_instance" "node" {
   key_name             = aws_key_pair.admin.key_name
   placement_group      = local.placed[each.key] ? aws_placement_group.cluster[0].name : null
   iam_instance_profile = local.aws.data_bucket == null ? null : aws_iam_instance_profile.node[0].name
-  user_data            = local.user_data
+  user_data            = local.user_data[each.key]
   ebs_optimized        = true
 
   # With EFA, the launch template says where the node is plugged in.
@@ -139,10 +139,13 @@ resource "aws_instance" "node" {
 
 locals {
   public_key = trimspace(file("${var.state_dir}/id_ed25519.pub"))
-  user_data = templatefile("${path.module}/cloud-init.yml.tftpl", {
-    key     = local.public_key
-    scratch = local.aws.scratch
-  })
+  user_data = {
+    for name, _ in local.nodes : name => templatefile("${path.module}/cloud-init.yml.tftpl", {
+      name    = name
+      key     = local.public_key
+      scratch = local.aws.scratch
+    })
+  }
   management_addresses = {
     for name, node in aws_instance.node : name => node.public_ip == "" || node.public_ip == null ? node.private_ip : node.public_ip
   }

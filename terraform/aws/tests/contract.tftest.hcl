@@ -26,6 +26,19 @@ run "one_head_and_workers" {
   }
 }
 
+run "nodes_know_their_name_and_whom_to_let_in" {
+  command = plan
+
+  assert {
+    condition     = yamldecode(aws_instance.node["w1"].user_data).hostname == "w1"
+    error_message = "a node is called as the inventory calls it"
+  }
+  assert {
+    condition     = one(yamldecode(aws_instance.node["w1"].user_data).users).ssh_authorized_keys == [trimspace(file("tests/state/id_ed25519.pub"))]
+    error_message = "the deployment's key, and no other, opens a node"
+  }
+}
+
 run "count_is_overridden" {
   command = plan
   variables {
