@@ -49,6 +49,12 @@ shell: setup ## log in to a node   NODE=w1
 doctor: setup ## what is missing or broken, and the command that fixes it
 	@$(CLUSTER) doctor
 
+plan: setup ## what a deploy would change, without changing it   [ENV= NODES=]
+	@$(CLUSTER) plan $(COUNT)
+
+adopt: setup ## show the host keys of existing machines and pin them   [ENV=baremetal]
+	@$(CLUSTER) adopt
+
 cost: setup ## what the nodes cost per hour and so far, and the budget   [ENV=aws]
 	@$(CLUSTER) cost
 
@@ -92,4 +98,4 @@ perf-report: setup ## measure how fast 10,000 trials become a report
 perf-data: setup ## measure the data path against the usual pipeline and against cat
 	@OMP_NUM_THREADS=1 $(VENV)/python tests/perf/data.py
 
-.PHONY: help deploy bench report explain comm tune jupyter predict perf-predict perf-report perf-data status scale shell doctor cost destroy clean setup check test lock perf-deploy
+.PHONY: help deploy bench report explain comm tune jupyter predict perf-predict perf-report perf-data status scale shell doctor plan adopt cost destroy clean setup check test lock perf-deploy

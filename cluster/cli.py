@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from cluster import cost, doctor, lifecycle
+from cluster import adopt, cost, doctor, lifecycle, plan
 from cluster.errors import InfraError, UserError
 
 
@@ -24,10 +24,12 @@ def main(argv: list[str] | None = None) -> int:
     for name, text in (
         ("deploy", "create or repair the cluster, configure and validate it"),
         ("scale", "change the number of nodes; the others go on undisturbed"),
+        ("plan", "what a deploy would change, without changing it"),
     ):
         command(name, text).add_argument("--nodes", type=int, help="number of nodes, head included")
     command("status", "what each node is and whether it works")
     command("doctor", "what is missing or broken, and the command that fixes it")
+    command("adopt", "show the host keys of existing machines and pin them")
     command("cost", "what the nodes cost per hour and so far, and the budget")
     command("destroy", "remove every node, network, key and state of the environment")
     command("renew", "keep the nodes of a testbed for longer")
@@ -43,6 +45,10 @@ def main(argv: list[str] | None = None) -> int:
             return lifecycle.status(args.env, args.json)
         if args.command == "doctor":
             return doctor.run(args.env, args.json)
+        if args.command == "plan":
+            return plan.run(args.env, args.nodes)
+        if args.command == "adopt":
+            return adopt.run(args.env)
         if args.command == "cost":
             return cost.run(args.env, args.json)
         if args.command == "destroy":

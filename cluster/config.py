@@ -12,7 +12,18 @@ import yaml
 from pydantic import Field, ValidationError, model_validator
 
 from cluster.errors import UserError
-from cluster.settings import Aws, Fabric, Features, Gpulab, Networks, Ports, Section, Subnet, VirtualWall
+from cluster.settings import (
+    Aws,
+    Baremetal,
+    Fabric,
+    Features,
+    Gpulab,
+    Networks,
+    Ports,
+    Section,
+    Subnet,
+    VirtualWall,
+)
 
 ROOT = Path(__file__).resolve().parent.parent
 MAX_NODES = 64
@@ -22,7 +33,7 @@ NARROWEST_WORLD = 8
 
 class Cluster(Section):
     name: Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]{0,19}$")]
-    provider: Literal["local", "aws", "virtualwall", "gpulab"]
+    provider: Literal["local", "aws", "baremetal", "virtualwall", "gpulab"]
     nodes: Annotated[int, Field(ge=1, le=MAX_NODES)]
     os_release: Literal["bookworm", "trixie"] = "bookworm"
     networks: Networks | None = None
@@ -35,6 +46,7 @@ class Cluster(Section):
     gpus_per_node: Annotated[int, Field(ge=0, le=16)] = 0
     gpu_model: str = "none"
     aws: Aws | None = None
+    baremetal: Baremetal | None = None
     virtualwall: VirtualWall | None = None
     gpulab: Gpulab | None = None
 
@@ -44,6 +56,10 @@ class Cluster(Section):
             raise ValueError("cluster.networks: missing; give management and fabric a network each")
         if self.provider != "local" and getattr(self, self.provider) is None:
             raise ValueError(f"{self.provider}: missing; provider {self.provider} needs a section of that name")
+        if self.baremetal and self.nodes > len(self.baremetal.hosts):
+            raise ValueError(f"nodes: {self.nodes} are asked for, but baremetal.hosts has {len(self.baremetal.hosts)}")
+        if self.baremetal and self.baremetal.networks.keys() != self.fabrics.keys():
+            raise ValueError("baremetal.networks: give interface and subnet of each of fabrics, and of no other")
         networks = self.networks.model_dump() if self.networks else {}
         named = {key: ipaddress.ip_network(value) for key, value in networks.items()}
         for (a, net_a), (b, net_b) in combinations(named.items(), 2):

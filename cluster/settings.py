@@ -22,6 +22,17 @@ def _subnet(value: str) -> str:
 Subnet = Annotated[str, AfterValidator(_subnet)]
 
 
+def _address(value: str) -> str:
+    try:
+        ipaddress.ip_address(value)
+    except ValueError:
+        raise ValueError(f"{value!r} is not an IP address") from None
+    return value
+
+
+Address = Annotated[str, AfterValidator(_address)]
+
+
 class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -90,6 +101,46 @@ class Aws(Section):
     def one_network(self) -> Aws:
         if (self.network is None) == (self.subnet_id is None):
             raise ValueError("aws.network: give it, or subnet_id of a subnet that exists, and null for the other")
+        return self
+
+
+class MetalNetwork(Section):
+    """Where a fabric is on the hosts: the same card on all of them."""
+
+    interface: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,15}$")]
+    subnet: Subnet
+
+
+class Host(Section):
+    name: Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]{0,62}$")]
+    address: Address
+    fabric_addresses: dict[str, Address]
+    gpus: Annotated[int, Field(ge=0, le=16)]
+    gpu_model: str
+    host_key: Annotated[str, Field(pattern=r"^ssh-ed25519 [A-Za-z0-9+/=]+( .*)?$")] | None = None
+
+
+class Baremetal(Section):
+    """Hosts that exist; the first is the head. Terraform reads these fields in cluster.yml too."""
+
+    user: Annotated[str, Field(pattern=r"^[a-z_][a-z0-9_-]*$")]
+    key: str | None
+    jump_host: str | None
+    networks: dict[str, MetalNetwork]
+    hosts: Annotated[list[Host], Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def consistent(self) -> Baremetal:
+        names = [host.name for host in self.hosts]
+        if len(set(names)) < len(names):
+            raise ValueError("baremetal.hosts: two have the same name")
+        for host in self.hosts:
+            if host.fabric_addresses.keys() != self.networks.keys():
+                wanted = ", ".join(self.networks)
+                raise ValueError(f"baremetal.hosts: {host.name} needs an address on each of {wanted}, and no other")
+            for fabric, address in host.fabric_addresses.items():
+                if ipaddress.ip_address(address) not in ipaddress.ip_network(self.networks[fabric].subnet):
+                    raise ValueError(f"baremetal.hosts: {host.name}: {address} is not in the subnet of {fabric}")
         return self
 
 

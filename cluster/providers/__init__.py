@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from cluster.config import Cluster
 from cluster.providers.aws import Aws
+from cluster.providers.baremetal import Baremetal
 from cluster.providers.base import Provider
 from cluster.providers.gpulab import OnGpulab
 from cluster.providers.local import Local
@@ -12,6 +13,7 @@ from cluster.state import State
 
 PROVIDERS: dict[str, type[Provider]] = {
     "aws": Aws,
+    "baremetal": Baremetal,
     "gpulab": OnGpulab,
     "local": Local,
     "virtualwall": OnVirtualWall,

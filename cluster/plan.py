@@ -1,0 +1,34 @@
+"""`cluster plan`: what a deploy would change, without changing it."""
+
+from __future__ import annotations
+
+from cluster import config, providers
+from cluster.errors import InfraError
+from cluster.lifecycle import playbook, say
+from cluster.state import State
+from cluster.terraform import Root, read_output
+
+
+def run(env: str, nodes: int | None) -> int:
+    cluster = config.load(env, nodes)
+    state = State(env)
+    with state.locked():
+        state.prepare()
+        provider = providers.provider(state, cluster)
+        provider.prepare(say)
+        provider.image(say)
+        root = Root(state, cluster, provider)
+        if cluster.provider == "baremetal":
+            # Its Terraform only writes down what is there, and the inventory needs that.
+            root.apply([])
+        else:
+            changed, text = root.plan()
+            print(text if changed else "terraform: nothing to change")
+        try:
+            contract = read_output(state)
+        except InfraError:
+            say("no node is up yet, so there is nothing to ask Ansible about")
+            return 0
+        say(f"ansible: what would change on {len(contract.nodes)} nodes")
+        print(playbook(state, "site.yml", "--check", "--diff"))
+    return 0

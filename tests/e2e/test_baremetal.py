@@ -1,0 +1,276 @@
+"""Machines that exist, adopted: nodes that terraform/local booted and no role has configured play the machine room.
+
+The tests of this file build on each other and run in order; hosts and environments are removed at the end.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from cluster import config, providers
+from cluster.contract import parse
+from cluster.state import State
+from cluster.terraform import Root, read_output
+
+ROOT = Path(__file__).resolve().parents[2]
+BIN = ROOT / ".venv/bin"
+ROOM, ENV = "metalroom", "metal"
+NAMES = ("head", "w1", "w2")
+CLUSTER_FILE = ROOT / f"inventories/{ENV}/group_vars/all/cluster.yml"
+PINS = ROOT / f"inventories/{ENV}/known_hosts.txt"
+# Asking Terraform in this process leaves its settings in the environment; commands are to start without them.
+CLEAN = dict(os.environ)
+ADMIN = "10.85.0.1/32"
+STRANGER = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJ1xT0m0Y4sV2n0Q8nD6l5bq3VQkq0xqk0iJm3yqkq0x"
+pytestmark = pytest.mark.timeout(1500)
+
+
+def run(
+    *argv: str | Path, ok: bool = True, answer: str | None = None, timeout: int = 1200
+) -> subprocess.CompletedProcess[str]:
+    words = [str(word) for word in argv]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=timeout, input=answer, env=CLEAN)
+    if ok:
+        assert done.returncode == 0, f"{words}\n{done.stdout}\n{done.stderr}"
+    return done
+
+
+def cluster(
+    *words: str, env: str = ENV, ok: bool = True, answer: str | None = None
+) -> subprocess.CompletedProcess[str]:
+    return run(BIN / "cluster", "--env", env, *words, ok=ok, answer=answer)
+
+
+def on(node: str, command: str, ok: bool = True) -> str:
+    return run("podman", "exec", f"{ROOM}-{node}", "sh", "-c", command, ok=ok).stdout
+
+
+def rules() -> dict[str, str]:
+    """What a deploy would touch first: the firewall's file and the rules in force."""
+    return {name: on(name, "cat /etc/nftables.conf; nft list ruleset") for name in NAMES[:2]}
+
+
+def change(host: dict[str, Any] | None = None, metal: dict[str, Any] | None = None, **values: Any) -> None:
+    """Edit cluster.yml; host changes are for the last host of the cluster."""
+    content = yaml.safe_load(CLUSTER_FILE.read_text())
+    content["cluster"] |= values
+    content["cluster"]["baremetal"] |= metal or {}
+    content["cluster"]["baremetal"]["hosts"][content["cluster"]["nodes"] - 1] |= host or {}
+    CLUSTER_FILE.write_text(yaml.safe_dump(content))
+
+
+def machine_room() -> None:
+    """Terraform's half of a local deploy, and none of Ansible's."""
+    state = State(ROOM)
+    state.prepare()
+    loaded = config.load(ROOM)
+    provider = providers.provider(state, loaded)
+    provider.image(print)
+    Root(state, loaded, provider).apply([])
+    # These hosts share two cores, which a real machine room's do not: ranks that wait must let others run.
+    for name in NAMES:
+        on(
+            name,
+            "install -d -o horovod ~horovod/.openmpi; echo mpi_yield_when_idle=1 > ~horovod/.openmpi/mca-params.conf",
+        )
+
+
+def remove() -> None:
+    for name in (ENV, ROOM):
+        if (ROOT / "inventories" / name).exists():
+            cluster("destroy", env=name, ok=False)
+            shutil.rmtree(ROOT / "inventories" / name)
+    shutil.rmtree(ROOT / "results" / ENV, ignore_errors=True)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def environments():
+    remove()
+    for name, source in ((ROOM, "local"), (ENV, "baremetal")):
+        shutil.copytree(ROOT / "inventories" / source, ROOT / "inventories" / name, symlinks=True)
+    path = ROOT / f"inventories/{ROOM}/group_vars/all/cluster.yml"
+    room = yaml.safe_load(path.read_text())
+    networks = {"management": "10.85.0.0/24", "fabric": "10.85.1.0/24"}
+    room["cluster"] |= {"name": ROOM, "nodes": len(NAMES), "networks": networks, "admin_cidrs": [ADMIN]}
+    path.write_text(yaml.safe_dump(room))
+    try:
+        machine_room()
+        found = read_output(State(ROOM))
+        hosts = [
+            {
+                "name": name,
+                "address": node.management_address,
+                "fabric_addresses": {"1g": node.fabric_addresses["1g"]},
+                "gpus": 0,
+                "gpu_model": "none",
+            }
+            for name, node in found.ordered()
+        ]
+        metal = {
+            "user": "ops",
+            "key": str(State(ROOM).key),
+            "networks": {"1g": {"interface": "fabric0", "subnet": networks["fabric"]}},
+            "hosts": hosts,
+        }
+        fabrics = {"1g": {"rate_gbps": 1, "transport": "tcp", "shaped": True}}
+        change(
+            metal=metal | {"jump_host": None},
+            name=ENV,
+            nodes=2,
+            admin_cidrs=[ADMIN],
+            fabrics=fabrics,
+            active_fabric="1g",
+            # What the image holds, so that nothing need be installed.
+            features=room["cluster"].get("features", {}),
+        )
+        yield
+    finally:
+        remove()
+        os.environ.clear()
+        os.environ.update(CLEAN)
+
+
+def test_unknown_host_key_stops_a_deploy():
+    done = cluster("deploy", ok=False)
+    assert done.returncode == 2
+    assert "no host key is known of head, w1; run `make adopt ENV=metal`" in done.stderr
+
+
+def test_keys_are_pinned_when_somebody_has_looked():
+    done = cluster("adopt", ok=False, answer="no\n")
+    assert done.returncode == 1
+    assert not PINS.exists()
+    for name in NAMES:
+        real = on(name, "ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub").split()[1]
+        assert real in done.stdout
+    cluster("adopt", answer="yes\n")
+    assert len(PINS.read_text().splitlines()) == len(NAMES)
+    assert "pinned already" in cluster("adopt").stdout
+
+
+@pytest.mark.parametrize(
+    ("host", "metal", "breaks", "mends", "code", "said"),
+    [
+        (
+            {"address": "10.85.0.99", "host_key": STRANGER},
+            {},
+            "",
+            "",
+            3,
+            "host w2 (10.85.0.99): cannot be reached",
+        ),
+        ({}, {"user": "horovod"}, "", "", 2, "user horovod may not log in"),
+        ({"host_key": STRANGER}, {}, "", "", 2, "host w2 (10.85.0.12): shows another host key"),
+        (
+            {},
+            {},
+            "cp -a --remove-destination $(readlink -f /etc/os-release) /etc/os-release;"
+            " sed -i 's/^ID=.*/ID=ubuntu/; s/^VERSION_CODENAME=.*/VERSION_CODENAME=jammy/' /etc/os-release",
+            "ln -sf ../usr/lib/os-release /etc/os-release",
+            2,
+            "host w2 (10.85.0.12): runs ubuntu jammy; the roles are made for Debian bookworm",
+        ),
+        (
+            {},
+            {},
+            "mv /etc/sudoers.d/ops /root/ops.sudoers",
+            "mv /root/ops.sudoers /etc/sudoers.d/ops",
+            2,
+            "host w2 (10.85.0.12): user ops may not use sudo without a password",
+        ),
+        ({}, {}, "hostname other", "hostname w2", 2, "host w2 (10.85.0.12): calls itself other"),
+        (
+            {"fabric_addresses": {"1g": "10.85.1.77"}},
+            {},
+            "",
+            "",
+            2,
+            "host w2 (10.85.0.12): has no address 10.85.1.77 on fabric0",
+        ),
+    ],
+    ids=["unreachable", "wrong user", "other key", "other system", "no sudo", "other name", "other address"],
+)
+def test_host_that_does_not_fit_is_named_before_anything_changes(host, metal, breaks, mends, code, said):
+    before, written = rules(), CLUSTER_FILE.read_text()
+    change(host, metal, nodes=3)
+    try:
+        if breaks:
+            on("w2", breaks)
+        done = cluster("deploy", ok=False)
+    finally:
+        CLUSTER_FILE.write_text(written)
+        if mends:
+            on("w2", mends)
+    assert done.returncode == code, done.stderr
+    assert said in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert rules() == before
+    assert not State(ENV).tfstate.exists()
+
+
+def test_plan_shows_what_a_deploy_would_do_and_does_nothing():
+    before = rules()
+    text = cluster("plan").stdout
+    assert "/etc/nftables.conf" in text
+    assert [line for line in text.splitlines() if line.startswith("+") and f"ip saddr {{ {ADMIN} }}" in line]
+    assert rules() == before
+
+
+def test_deploy_on_existing_hosts_is_validated():
+    done = cluster("deploy")
+    result = json.loads((ROOT / f".state/{ENV}/validation.json").read_text())
+    assert result["ok"]
+    assert result["mpi"].startswith("2 ranks")
+    assert "2 nodes are up and validated" in done.stdout
+    assert on("head", "systemctl is-active firewall-rollback.timer", ok=False).strip() == "inactive"
+
+
+def test_inventory_is_the_contract_of_every_environment():
+    made = json.loads(run(ROOT / f"inventories/{ENV}/terraform.py").stdout)
+    found = parse(read_output(State(ENV)).model_dump())
+    assert made["cluster"]["hosts"] == [name for name, _ in found.ordered()] == ["head", "w1"]
+    assert set(made) == set(json.loads(run(ROOT / f"inventories/{ROOM}/terraform.py").stdout))
+
+
+def test_second_deploy_changes_nothing():
+    assert "ansible changed 0 things" in cluster("deploy").stdout
+
+
+def test_rules_that_lock_us_out_are_rolled_back():
+    before = rules()
+    change(admin_cidrs=["10.99.0.0/24"])
+    try:
+        done = cluster("deploy", ok=False)
+    finally:
+        change(admin_cidrs=[ADMIN])
+    assert done.returncode == 3
+    assert "cluster.admin_cidrs (10.99.0.0/24) must hold the address that nodes see it from" in done.stderr
+    assert rules() == before
+    assert cluster("status").returncode == 0
+    assert "ansible changed 0 things" in cluster("deploy").stdout
+
+
+def test_bench_measures_them(tmp_path):
+    point = {"nodes": [2], "batches": [32], "fabrics": ["1g"], "engines": ["ddp"], "seconds": 10}
+    path = tmp_path / "metal.yml"
+    path.write_text(yaml.safe_dump(point))
+    run(BIN / "bench", "sweep", "--env", ENV, "--plan", path)
+    (trial,) = map(json.loads, (ROOT / f"results/{ENV}/metal/trials.jsonl").read_text().splitlines())
+    assert trial["status"] == "ok"
+    assert trial["point"]["nodes"] == 2
+    assert trial["images_per_second"]["median"] > 0
+
+
+def test_destroy_leaves_the_hosts_alone():
+    cluster("destroy")
+    assert not State(ENV).dir.exists()
+    for name in NAMES:
+        assert on(name, "hostname").strip() == name

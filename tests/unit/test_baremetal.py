@@ -1,0 +1,101 @@
+"""Existing hosts without hosts: what their section of cluster.yml may say, and what is made of their answers."""
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from cluster import config
+from cluster.errors import InfraError, UserError
+from cluster.providers.baremetal import Baremetal
+from cluster.state import State
+
+GOOD = yaml.safe_load(config.cluster_file("baremetal").read_text())["cluster"]
+SEEN = {
+    "name": "node0",
+    "os": "debian",
+    "release": "bookworm",
+    "sudo": True,
+    "python": True,
+    "addresses": ["lo 127.0.0.1/8", "eth1 10.10.0.10/24"],
+}
+
+
+@pytest.fixture
+def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(config, "ROOT", tmp_path)
+    path = tmp_path / "inventories/try/group_vars/all/cluster.yml"
+    path.parent.mkdir(parents=True)
+
+    def loaded(metal: dict | None = None, host: dict | None = None, **changes: object) -> config.Cluster:
+        section = {**GOOD["baremetal"], **(metal or {})}
+        section["hosts"] = [{**section["hosts"][0], **(host or {})}, *section["hosts"][1:]]
+        path.write_text(yaml.safe_dump({"cluster": {**GOOD, **changes, "baremetal": section}}))
+        return config.load("try")
+
+    return loaded
+
+
+def test_shipped_file_is_valid(load):
+    assert [host.name for host in load().baremetal.hosts] == ["node0", "node1"]
+
+
+@pytest.mark.parametrize(
+    ("metal", "host", "changes", "named"),
+    [
+        ({}, {}, {"nodes": 3}, "nodes: 3 are asked for, but baremetal.hosts has 2"),
+        ({}, {"address": "node0.example"}, {}, "cluster.baremetal.hosts.0.address"),
+        ({}, {"name": "node1"}, {}, "two have the same name"),
+        ({}, {"fabric_addresses": {}}, {}, "node0 needs an address on each of 10g"),
+        ({}, {"fabric_addresses": {"10g": "10.11.0.10"}}, {}, "10.11.0.10 is not in the subnet of 10g"),
+        ({}, {"host_key": "ssh-rsa AAAA"}, {}, "cluster.baremetal.hosts.0.host_key"),
+        ({"networks": {}}, {}, {}, "needs an address on each of"),
+        ({}, {}, {"fabrics": {"1g": {"rate_gbps": 1}}, "active_fabric": "1g"}, "baremetal.networks"),
+        ({"user": "Not Good"}, {}, {}, "cluster.baremetal.user"),
+    ],
+)
+def test_wrong_field_is_named_in_one_line(load, metal, host, changes, named):
+    with pytest.raises(UserError) as caught:
+        load(metal, host, **changes)
+    assert named in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def judge(cluster: config.Cluster, code: int = 0, err: str = "", **seen: object) -> None:
+    provider = Baremetal(State("try"), cluster)
+    answer = subprocess.CompletedProcess([], code, json.dumps({**SEEN, **seen}), err)
+    provider._judge(provider.hosts[0], answer)
+
+
+def test_host_that_fits_is_accepted(load):
+    judge(load())
+
+
+@pytest.mark.parametrize(
+    ("answer", "error", "said"),
+    [
+        ({"os": "ubuntu", "release": "jammy"}, UserError, "runs ubuntu jammy"),
+        ({"release": "trixie"}, UserError, "runs debian trixie"),
+        ({"sudo": False}, UserError, "sudo without a password"),
+        ({"python": False}, UserError, "has no python3"),
+        ({"name": "node7"}, UserError, "calls itself node7"),
+        ({"addresses": ["eth0 10.10.0.10/24"]}, UserError, "has no address 10.10.0.10 on eth1"),
+        ({"code": 255, "err": "ops@x: Permission denied (publickey)."}, UserError, "may not log in"),
+        ({"code": 255, "err": "Host key verification failed."}, UserError, "another host key"),
+        ({"code": 255, "err": "ssh: connect to host: No route to host"}, InfraError, "No route to host"),
+    ],
+)
+def test_host_that_does_not_fit_is_named(load, answer, error, said):
+    with pytest.raises(error) as caught:
+        judge(load(), **answer)
+    assert "host node0 (192.168.1.10)" in str(caught.value)
+    assert said in str(caught.value)
+
+
+def test_host_key_of_cluster_yml_goes_before_the_adopted_one(load):
+    cluster = load(host={"host_key": "ssh-ed25519 AAAAgiven by hand"})
+    provider = Baremetal(State("try"), cluster)
+    provider.pins.write_text("192.168.1.10 ssh-ed25519 AAAAadopted\n192.168.1.11 ssh-ed25519 AAAAother\n")
+    assert provider.pinned() == {"node0": "ssh-ed25519 AAAAgiven", "node1": "ssh-ed25519 AAAAother"}
