@@ -134,7 +134,8 @@ def environments():
         yield
     finally:
         remove()
-        os.environ.clear()
+        for name in os.environ.keys() - CLEAN.keys() - {"PYTEST_CURRENT_TEST"}:
+            del os.environ[name]
         os.environ.update(CLEAN)
 
 
