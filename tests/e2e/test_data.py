@@ -85,6 +85,20 @@ def test_report_sets_real_data_against_synthetic(trials):
     assert "Real data:" in (FOLDER / "report.html").read_text()
 
 
+def test_nodes_are_measured_where_they_read(trials):
+    """On the last node, over the fabric; the sweep's need and its explanation use it."""
+    words = ["--env", ENV, "--run", FOLDER, "--seconds", "0.3", "--cores", "1", "--json"]
+    found = json.loads(run(BIN / "bench", "data", "bench", PLAN["data"][1].removeprefix("shards:"), *words).stdout)
+    assert found["node"] == "w1"
+    (backend,) = found["storage"].values()
+    assert backend["kind"] == "HTTP"
+    assert backend["pipeline"]["images_per_second"] > 0
+    assert found["need"]["images_per_second"] == trials["synthetic"]["images_per_second"]["median"]
+    assert found["need"]["cores"] > 1
+    stages = {one["stage"]: one for one in json.loads(run(BIN / "bench", "explain", FOLDER, "--json").stdout)["path"]}
+    assert stages["storage"]["source"] == stages["decode"]["source"] == "measured"
+
+
 def sweep(tmp_path: Path, name: str, **changes: object) -> tuple[int, dict]:
     """Exit code and last trial of a sweep with other settings."""
     (tmp_path / f"{name}.yml").write_text(yaml.safe_dump({**PLAN, **changes}))
