@@ -231,7 +231,12 @@ class Loader:
         for piece in window.pieces:
             shard = self.index.shards[piece.shard]
             if piece.shard not in self.places:
-                self.places[piece.shard] = shards.load_places(self.index, shard)
+                try:
+                    self.places[piece.shard] = shards.load_places(self.index, shard)
+                except shards.Missing as error:
+                    self.faults.add("index of a shard is missing", str(error), piece.last - piece.first)
+                    begin += piece.last - piece.first
+                    continue
             places = self.places[piece.shard]
             starts = places.starts
             before = time.perf_counter()

@@ -26,7 +26,6 @@ INDEX = "index.json"
 RECORD = 512
 # Fits the second-level cache of a core: larger blocks are copied through memory.
 BLOCK = 640 << 10
-LARGEST_MEMBER = 64 << 20
 ATTEMPTS = 6
 FIRST_PAUSE = 0.2
 TIMEOUT = 5.0
@@ -36,6 +35,10 @@ log = logging.getLogger(__name__)
 
 class DataError(Exception):
     """A data set that cannot be read on; the text names the shard."""
+
+
+class Missing(DataError):
+    """A file of the data set is not there, and whoever keeps it says so."""
 
 
 class Faults:
@@ -113,6 +116,8 @@ def fetch(location: str, name: str) -> bytes:
             with HttpStream(location, name, 0, None) as stream:
                 return stream.rest()
         return (Path(location) / name).read_bytes()
+    except FileNotFoundError as error:
+        raise Missing(f"{location}/{name}: {error.strerror}") from None
     except OSError as error:
         raise DataError(f"{location}/{name}: {error.strerror or error}") from None
 

@@ -181,12 +181,17 @@ def remove_shard(folder: Path, index: shards.Index) -> None:
     (folder / index.shards[0].name).unlink()
 
 
+def remove_idx(folder: Path, index: shards.Index) -> None:
+    (folder / index.shards[0].name).with_suffix(".idx").unlink()
+
+
 DAMAGES = [
     (damage_header, "tar header is damaged", 1),
     (truncate, "shard is truncated", 6),
     (overwrite_image, "not an image", 1),
     (rename_label, "label is missing", 1),
     (spoil_label, "label is not a number", 1),
+    (remove_idx, "index of a shard is missing", 9),
     (remove_shard, "shard not readable (No such file or directory)", 9),
 ]
 
@@ -199,7 +204,7 @@ def test_damage_is_skipped_counted_and_named(tmp_path, loaders, damage, kind, lo
     found = keys(loader)
     assert len(found) == len(set(found)) == 18 - lost
     assert loader.faults.counts == {kind: lost}
-    assert "t-000.tar" in loader.faults.examples[0] or "s00003" in loader.faults.examples[0]
+    assert any(name in loader.faults.examples[0] for name in ("t-000.tar", "t-000.idx", "s00003"))
 
 
 @pytest.mark.parametrize(("damage", "kind", "lost"), DAMAGES)
