@@ -8,6 +8,8 @@ from cluster import tuning
 from cluster.tuning import Settings
 
 PYTHON = "/opt/horovod/bin/python"
+# Our own wrapper, which has host keys checked; Horovod's own start does not (roles/horovod).
+HOROVODRUN = "/usr/local/bin/horovodrun"
 TORCHRUN = "/opt/horovod/bin/torchrun"
 MASTER_PORT = 29500
 
@@ -104,7 +106,7 @@ def mpirun(job: Job) -> list[str]:
 def horovodrun(job: Job) -> list[str]:
     exports = [f"{name}={value}" for name, value in job.environment.items()]
     return [
-        *("env", *exports, "/opt/horovod/bin/horovodrun", "--gloo", "-np", str(job.processes), "-H", job.host_list),
+        *("env", *exports, HOROVODRUN, "--gloo", "-np", str(job.processes), "-H", job.host_list),
         *("--network-interfaces", job.interface),
         *job.command,
     ]

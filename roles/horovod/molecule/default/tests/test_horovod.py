@@ -59,6 +59,18 @@ def test_allreduce_is_right_under_horovodrun_with_gloo(nodes):
     assert found["error"] < 1e-12
 
 
+def test_horovodrun_does_not_use_a_node_that_shows_another_host_key(nodes):
+    """w1 asked to prove that it is the head: what horovodrun meets when an impostor has taken an address."""
+    config = "/home/horovod/.ssh/config"
+    nodes["head"].check_output(f"sh -c 'printf \"Host w1\\n HostKeyAlias head\\n\" > {config}; chown horovod {config}'")
+    try:
+        done = nodes.as_user("head", f"horovodrun --gloo --network-interface fabric0 -np 2 {HOSTS} hostname")
+    finally:
+        nodes["head"].check_output(f"rm {config}")
+    assert done.rc != 0
+    assert "Host key verification failed" in done.stdout + done.stderr
+
+
 def test_nothing_was_compiled(nodes):
     """prepare.yml took Horovod from w1 and made every compiler call leave a trace."""
     for name in ("head", "w1"):
