@@ -30,7 +30,7 @@ from bench.worker import statistics_of_steps as statistics  # noqa: E402
 from bench.worker.shards import DataError  # noqa: E402
 
 CHUNK = 3
-LARGEST_WARMUP = 15
+LARGEST_WARMUP = 9
 TARGET = 0.02
 CHECK_STEPS = 4
 
