@@ -77,7 +77,7 @@ setup: ## install what the commands need: OS packages, Python packages, Terrafor
 check: setup ## lint, types and unit tests, in under a minute
 	@$(VENV)/python tests/run.py check
 
-test: setup ## everything CI runs: check, terraform, molecule, end to end
+test: setup ## everything CI runs: check, terraform, aws, end to end, testbeds, molecule, browser
 	@$(VENV)/python tests/run.py all
 
 lock: setup ## pin the Python packages anew

@@ -9,7 +9,6 @@ import argparse
 import base64
 import json
 import os
-import shlex
 import subprocess
 import time
 from dataclasses import dataclass
@@ -150,7 +149,7 @@ class Communication:
     def collectives(self, engine: str, settings: Settings, cases: list[Case], seconds: float) -> list[dict[str, Any]]:
         """One row per case, in the modelled cluster's units."""
         ranks = len(self.names)
-        wanted = []
+        wanted: list[dict[str, Any]] = []
         for case in cases:
             count = max(1, round(case.size / 4 / self.scale / ranks)) * ranks
             wanted.append({"id": case.id, "collective": case.collective, "count": count, "seconds": seconds})
@@ -164,7 +163,7 @@ class Communication:
         for case, sent in zip(cases, wanted, strict=True):
             times = found[case.id]["times"]
             low, high = statistics.median_interval(times)
-            bits = int(str(sent["count"])) * 4 * self.scale * 8
+            bits = sent["count"] * 4 * self.scale * 8
             middle = statistics.median(times)
             rows.append(
                 {
@@ -182,9 +181,8 @@ class Communication:
         # The worker of a launch sets the rate; one that does nothing else leaves it set.
         self.lines(self.job("ddp", Settings(), {"cases": []}), START_LIMIT)
         words = ["python3", f"{self.worker}/links.py", str(LINK_SECONDS), *self.names]
-        command = "sudo -u horovod -H " + shlex.join(words)
         done = subprocess.run(
-            nodes.ssh(self.contract, self.names[0], command),
+            nodes.as_training_account(self.contract, self.names[0], words),
             capture_output=True,
             text=True,
             timeout=START_LIMIT + 10 * len(self.names),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 import sys
 from typing import Protocol
 
@@ -48,8 +47,7 @@ class Nodes:
 
     def argv(self, job: launch.Job, worker: str) -> list[str]:
         inner = [*("python3", f"{worker}/supervise.py", job.run, ",".join(job.hosts)), *launch.argv(job)]
-        command = "sudo -u horovod -H env -u SUDO_COMMAND " + shlex.join(inner)
-        return nodes.ssh(self.contract, job.hosts[0], command)
+        return nodes.as_training_account(self.contract, job.hosts[0], inner)
 
 
 class Jobs:

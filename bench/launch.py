@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from cluster import tuning
 from cluster.tuning import Settings
@@ -32,10 +32,6 @@ class Job:
     container: str | None = None
     torchrun: bool = False
     timeline: str | None = None
-
-    def with_worker(self, worker: str, spec: str) -> Job:
-        """The same launch of another program."""
-        return replace(self, worker=worker, spec=spec)
 
     @property
     def host_list(self) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import shlex
 import subprocess
 import tarfile
 from pathlib import Path
@@ -18,6 +19,11 @@ WORKER = Path(__file__).parent / "worker"
 def ssh(contract: Contract, node: str, command: str) -> list[str]:
     argv = connection.argv(contract, node, command)
     return [argv[0], "-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=4", *argv[1:]]
+
+
+def as_training_account(contract: Contract, node: str, words: list[str]) -> list[str]:
+    """The same, by the account that training runs as. SUDO_COMMAND holds the whole command and would be handed on."""
+    return ssh(contract, node, "sudo -u horovod -H env -u SUDO_COMMAND " + shlex.join(words))
 
 
 def worker_archive() -> tuple[str, bytes]:

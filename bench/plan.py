@@ -85,7 +85,9 @@ class Plan(Section):
     engines: Annotated[list[Engine], Field(min_length=1), Listed] = ["horovod"]
     compressions: Annotated[list[Literal["none", "fp16", "1bit"]], Field(min_length=1), Listed] = ["none"]
     launcher: Literal["usual", "torchrun"] = Field(default="usual", description="torchrun: for engine ddp")
-    container: str | None = Field(default=None, description="training image that the worker runs in, by digest")
+    container: str | None = Field(
+        default=None, description="training image that the worker runs in, by digest; nodes need podman"
+    )
     device: str = "emulated:p100"
     compute_ms: Annotated[float, Field(gt=0, strict=False)] | None = Field(
         default=None, description="time of one step's compute, where it was measured, instead of the profile's"
@@ -195,7 +197,7 @@ def settings_of(cluster: Contract | None, fabric: str, tuned: Tuned) -> Settings
     if not cluster:
         return Settings()
     name = fabric if fabric in cluster.fabrics else cluster.active_fabric
-    return tuned.get(name, tuning.SHIPPED[tuning.fabric_class(cluster.fabrics[name])])
+    return tuning.choose(tuned, name, cluster.fabrics[name])
 
 
 def unfold(plan: Plan, cluster: Contract | None, tuned: Tuned = MappingProxyType({})) -> Iterator[Launch]:

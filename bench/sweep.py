@@ -7,7 +7,6 @@ import base64
 import json
 import platform
 import queue
-import shlex
 import subprocess
 import threading
 import time
@@ -224,10 +223,12 @@ class Sweep:
         remote = f"/home/horovod/timeline-{int(time.time())}.json"
         job = replace(self.job(one, nodes.install_worker(self.contract, self.names[: one.nodes])), timeline=remote)
         begin = self.folder.folder / "logs/timeline.log"
-        command = "sudo -u horovod -H env -u SUDO_COMMAND " + shlex.join(launch.argv(job))
         with begin.open("w") as log:
             done = subprocess.run(
-                nodes.ssh(self.contract, job.hosts[0], command), stdout=log, stderr=log, stdin=subprocess.DEVNULL
+                nodes.as_training_account(self.contract, job.hosts[0], launch.argv(job)),
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
             )
         fetch = f"sudo cat {remote} && sudo rm -f {remote}"
         found = subprocess.run(nodes.ssh(self.contract, job.hosts[0], fetch), capture_output=True, text=True)

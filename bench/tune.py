@@ -11,7 +11,7 @@ import argparse
 import json
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -176,7 +176,7 @@ class Steps:
         job = self.work.job(settings.engine, settings, {})
         emulated = self.sweep.plan.device.startswith("emulated:")
         spec = self.sweep.spec(one, self.work.scale if emulated else 1.0)
-        job = job.with_worker(f"{self.work.worker}/main.py", spec)
+        job = replace(job, worker=f"{self.work.worker}/main.py", spec=spec)
         for line in self.work.lines(job, START_LIMIT + 6 * seconds):
             if line["event"] == "trial":
                 return [
@@ -199,7 +199,7 @@ def run(args: argparse.Namespace) -> int:
         nodes=[len(contract.nodes)], batches=[args.batch], fabrics=[fabric], models=[args.model], device=args.device
     )
     plan.check(wanted, contract, len(contract.nodes), max(node.gpus for node in contract.nodes.values()))
-    before = tuning.settings(args.env, fabric, contract.fabrics[fabric])
+    before = tuning.choose(tuning.load(args.env), fabric, contract.fabrics[fabric])
     deadline = time.monotonic() + 60 * args.minutes
     measure = Steps(args.env, contract, wanted)
     say = (lambda text: None) if args.json else (lambda text: console.print(text, markup=False))

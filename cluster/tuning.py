@@ -6,6 +6,7 @@ horovod roles apply the settings of the active fabric; bench gives each launch t
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -50,7 +51,7 @@ UNTUNED = Settings(engine="horovod-mpi", algorithm="default", cycle_ms=1.0)
 SHIPPED: dict[str, Settings] = {
     "1G": Settings(),
     "10G": Settings(),
-    # One connection does not fill such a link: NCCL opens more.
+    # Not measured by us: one connection is said not to fill such a link.
     "25-100G TCP": Settings(links=4, nccl_threads=4, nccl_sockets=4),
     "verbs": Settings(engine="horovod-mpi", algorithm="default"),
 }
@@ -82,8 +83,9 @@ def load(env: str) -> dict[str, Settings]:
         raise UserError(f"{path.name}: {one_line(error, 'tuning')}") from None
 
 
-def settings(env: str, name: str, fabric: Fabric) -> Settings:
-    return load(env).get(name, SHIPPED[fabric_class(fabric)])
+def choose(found: Mapping[str, Settings], name: str, fabric: Fabric) -> Settings:
+    """What was found for a fabric, or what is shipped for its class."""
+    return found.get(name, SHIPPED[fabric_class(fabric)])
 
 
 def mca(chosen: Settings) -> dict[str, str]:
@@ -91,13 +93,12 @@ def mca(chosen: Settings) -> dict[str, str]:
 
     The all-reduce is chosen by size, in a file of rules (see roles/mpi/templates/allreduce.rules.j2).
     """
-    given = {
+    return {
         "btl_tcp_eager_limit": str(chosen.eager_bytes),
         "btl_tcp_links": str(chosen.links),
         "btl_tcp_sndbuf": str(chosen.socket_bytes),
         "btl_tcp_rcvbuf": str(chosen.socket_bytes),
     }
-    return given if chosen != UNTUNED else {}
 
 
 def launch_mca(chosen: Settings, processes: int) -> dict[str, str]:
@@ -114,5 +115,5 @@ def launch_mca(chosen: Settings, processes: int) -> dict[str, str]:
 
 def role_variables(env: str, name: str, fabric: Fabric) -> dict[str, object]:
     """What the mpi and horovod roles apply."""
-    chosen = settings(env, name, fabric)
+    chosen = choose(load(env), name, fabric)
     return {"tuning": {**chosen.model_dump(), "number": NUMBERS.get(chosen.algorithm, 0), "mca": mca(chosen)}}

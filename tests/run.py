@@ -77,7 +77,15 @@ class Tally:
 
 def check(tally: Tally, env: dict[str, str]) -> None:
     # Two at a time, the longest first.
-    unit = {"unit tests": [BIN / "pytest", "-q", "tests/unit"]}
+    slow = [f"tests/unit/test_{name}*.py" for name in ("report", "jupyter")]
+    unit = {
+        "unit tests of reports": [
+            BIN / "pytest",
+            "-q",
+            *sorted(p for pattern in slow for p in ROOT.glob(pattern)),
+        ],
+        "other unit tests": [BIN / "pytest", "-q", "tests/unit", *(f"--ignore-glob={pattern}" for pattern in slow)],
+    }
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(lambda item: tally.stage(item[0], list(item[1]), env, quiet=True), (unit | LINT).items()))
 

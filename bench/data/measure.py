@@ -6,7 +6,6 @@ import argparse
 import json
 import math
 import os
-import shlex
 import subprocess
 from typing import Any
 
@@ -52,7 +51,7 @@ def on_node(env: str, node: str | None, cores: int, seconds: float, locations: l
     worker = nodes.install_worker(contract, [place])
     words = [PYTHON, f"{worker}/stages.py", str(cores), str(seconds), *locations]
     done = subprocess.run(
-        nodes.ssh(contract, place, f"sudo -u horovod -H {shlex.join(words)}"),
+        nodes.as_training_account(contract, place, words),
         capture_output=True,
         text=True,
         check=False,
