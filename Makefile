@@ -58,7 +58,10 @@ adopt: setup ## show the host keys of existing machines and pin them   [ENV=bare
 cost: setup ## what the nodes cost per hour and so far, and the budget   [ENV=aws]
 	@$(CLUSTER) cost
 
-.PHONY: training-image renew
+artefacts: setup ## every package, wheel, image and file with version and checksum, for sites without internet   [ENV=]
+	@$(CLUSTER) artefacts
+
+.PHONY: training-image renew artefacts
 training-image: setup ## make the container image that GPULab jobs run
 	@$(VENV)/cluster --env gpulab training-image
 
@@ -89,6 +92,9 @@ lock: setup ## pin the Python packages anew
 perf-deploy: setup ## measure deploy times: 4 and 10 nodes from a cached image
 	@$(VENV)/python tests/perf/deploy.py
 
+perf-comm: setup ## measure collectives and steps, tuned against defaults, on 2, 4 and 8 nodes   [PART=large|small|step]
+	@$(VENV)/python tests/perf/comm.py $(PART)
+
 perf-predict: setup ## measure how fast predictions are
 	@$(VENV)/python -m bench.predict.perf
 
@@ -98,4 +104,4 @@ perf-report: setup ## measure how fast 10,000 trials become a report
 perf-data: setup ## measure the data path against the usual pipeline and against cat
 	@OMP_NUM_THREADS=1 $(VENV)/python tests/perf/data.py
 
-.PHONY: help deploy bench report explain comm tune jupyter predict perf-predict perf-report perf-data status scale shell doctor plan adopt cost destroy clean setup check test lock perf-deploy
+.PHONY: help deploy bench report explain comm tune jupyter predict perf-predict perf-report perf-data status scale shell doctor plan adopt cost destroy clean setup check test lock perf-deploy perf-comm

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from cluster import adopt, cost, doctor, lifecycle, plan
+from cluster import adopt, artefacts, cost, doctor, lifecycle, plan
 from cluster.errors import InfraError, UserError
 
 
@@ -31,6 +31,7 @@ def main(argv: list[str] | None = None) -> int:
     command("doctor", "what is missing or broken, and the command that fixes it")
     command("adopt", "show the host keys of existing machines and pin them")
     command("cost", "what the nodes cost per hour and so far, and the budget")
+    command("artefacts", "every package, wheel, image and file with version and checksum, for sites without internet")
     command("destroy", "remove every node, network, key and state of the environment")
     command("renew", "keep the nodes of a testbed for longer")
     command("training-image", "make the container image that GPULab jobs run")
@@ -51,6 +52,8 @@ def main(argv: list[str] | None = None) -> int:
             return adopt.run(args.env)
         if args.command == "cost":
             return cost.run(args.env, args.json)
+        if args.command == "artefacts":
+            return artefacts.run(args.env, args.json)
         if args.command == "destroy":
             lifecycle.destroy(args.env)
         elif args.command == "renew":

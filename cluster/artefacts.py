@@ -1,0 +1,131 @@
+"""`make artefacts`: everything a cluster is made of, for sites without internet: what to bring, in which version.
+
+Python packages come from the lock files, files from versions.yml, Debian packages from the roles and from setup; those
+that the node image holds have its exact versions. What is fetched is checked: by the checksums here, and by apt against
+Debian's signed index.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from typing import Any
+
+import yaml
+
+from cluster import config, image, roles
+from cluster.config import ROOT, Cluster
+from cluster.state import State
+
+APT = ("ansible.builtin.apt", "ansible.builtin.package")
+# Lock -> who installs what it names.
+LOCKS = {
+    "requirements.lock": "this machine",
+    "nodes.lock": "nodes",
+    "nodes-cuda.lock": "nodes with GPUs",
+    "jupyter.lock": "nodes with JupyterLab",
+    "gpulab.lock": "this machine, for ENV=gpulab",
+}
+Row = dict[str, Any]
+
+
+def wheels() -> list[Row]:
+    rows = []
+    for name, where in LOCKS.items():
+        path = ROOT / name
+        if not path.exists():
+            continue
+        for entry in re.split(r"\n(?=[A-Za-z0-9])", path.read_text()):
+            if match := re.match(r"([A-Za-z0-9_.-]+)==([^\s;\\]+)", entry):
+                sums = re.findall(r"--hash=(sha256:[0-9a-f]{64})", entry)
+                rows.append(row("wheel", match[1], match[2], sums, where))
+    return rows
+
+
+def row(kind: str, name: str, version: str, checksums: list[str], where: str) -> Row:
+    return {"kind": kind, "name": name, "version": version, "checksums": checksums, "for": where}
+
+
+def files() -> list[Row]:
+    """In versions.yml, whatever has a checksum beside it is fetched as a file."""
+    pinned = config.versions()
+    return [
+        row("file", name, str(pinned[name]), [f"sha256:{pinned[f'{name}_sha256']}"], "nodes")
+        for name in pinned
+        if f"{name}_sha256" in pinned
+    ]
+
+
+def apt_tasks(tasks: Any) -> list[Any]:
+    """The names of every apt task, those inside blocks too."""
+    found = []
+    for task in tasks or []:
+        found += [task[module].get("name", []) for module in APT if isinstance(task.get(module), dict)]
+        found += apt_tasks(task.get("block"))
+    return found
+
+
+def debian_names(role: str) -> set[str]:
+    folder = ROOT / "roles" / role
+    defaults = yaml.safe_load((folder / "defaults/main.yml").read_text()) or {}
+    names: set[str] = set()
+    for path in (folder / "tasks").glob("*.yml"):
+        if path.name == "remove.yml":
+            continue
+        for given in apt_tasks(yaml.safe_load(path.read_text())):
+            variable = re.fullmatch(r"\{\{ *(\w+) *\}\}", given) if isinstance(given, str) else None
+            value = defaults.get(variable[1], []) if variable else given
+            names.update([value] if isinstance(value, str) else value)
+    # Names that depend on the machine (kernel headers, say) cannot be told from here.
+    return {name for name in names if "{{" not in name}
+
+
+def debian(state: State, cluster: Cluster) -> list[Row]:
+    made = f"localhost/horovod-cluster-node:{cluster.os_release}-{image.node_key(cluster)}"
+    rows = []
+    if image.exists(state, made):
+        query = ["dpkg-query", "--show", "--showformat=${Package} ${Version}\n"]
+        done = subprocess.run(
+            [*image.sudo(), "podman", "run", "--rm", "--network=none", made, *query],
+            env=state.environment(),
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        held = (line.split() for line in done.stdout.splitlines())
+        rows = [row("package", name, version, [], "nodes") for name, version in held]
+    present = {one["name"] for one in rows}
+    wanted = set(image.BASE_PACKAGES).union(*(debian_names(role) for role in roles.active(cluster)))
+    rows += [row("package", name, f"of {cluster.os_release}", [], "nodes") for name in sorted(wanted - present)]
+    return rows + [row("package", name, "", [], "this machine") for name in setup_packages()]
+
+
+def setup_packages() -> list[str]:
+    found = re.search(r"PACKAGES = \{(.*?)\}", (ROOT / "bin/setup").read_text(), re.DOTALL)
+    return sorted(set(re.findall(r': "([^"]+)"', found[1]))) if found else []
+
+
+def images() -> list[Row]:
+    """Ours are made here; others' are pinned by digest in versions.yml."""
+    return [
+        row("image", str(value).partition("@")[0], str(value).partition("@")[0].rpartition(":")[2], [digest], "nodes")
+        for value in config.versions().values()
+        if (digest := str(value).partition("@")[2]).startswith("sha256:")
+    ]
+
+
+def run(env: str, as_json: bool) -> int:
+    cluster = config.load(env)
+    state = State(env)
+    rows = debian(state, cluster) + wheels() + files() + images()
+    if as_json:
+        print(json.dumps(rows, indent=1))
+        return 0
+    # Plain lines, whole checksums: this is for other programs and for copying, not for a narrow screen.
+    for one in rows:
+        sums = one["checksums"]
+        more = f" and {len(sums) - 1} more, see --json" if len(sums) > 1 else ""
+        print(f"{one['kind']:8}{one['name']} {one['version']} [{one['for']}] {(sums or [''])[0]}{more}".rstrip())
+    print(f"{len(rows)} artefacts. Wheels and the compiled Horovod lie in {image.CACHE} after a first deploy.")
+    return 0

@@ -1,0 +1,55 @@
+"""The list for sites without internet: complete, and with the versions that are really used."""
+
+import json
+import re
+
+import pytest
+
+from cluster import artefacts, cli, config
+
+
+@pytest.fixture
+def rows(capsys, monkeypatch):
+    # Without a node image, as on a machine that never deployed.
+    monkeypatch.setattr(artefacts.image, "exists", lambda *_: False)
+    assert cli.main(["artefacts", "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_every_locked_package_is_listed_with_its_checksums(rows):
+    wheels = [row for row in rows if row["kind"] == "wheel"]
+    for name in ("requirements.lock", "nodes.lock"):
+        text = (config.ROOT / name).read_text()
+        where = artefacts.LOCKS[name]
+        assert sum(row["for"] == where for row in wheels) == len(re.findall(r"^[A-Za-z0-9_.-]+==", text, re.MULTILINE))
+    assert all(sum_.startswith("sha256:") for row in wheels for sum_ in row["checksums"])
+    assert all(row["checksums"] for row in wheels)
+
+
+def test_horovods_source_has_the_checksum_that_is_enforced(rows):
+    pinned = config.versions()
+    found = next(row for row in rows if row["kind"] == "file" and row["name"] == "horovod")
+    assert (found["version"], found["checksums"]) == (pinned["horovod"], [f"sha256:{pinned['horovod_sha256']}"])
+
+
+def test_debian_packages_of_base_roles_and_setup_are_there(rows):
+    names = {row["name"] for row in rows if row["kind"] == "package"}
+    assert {"systemd", "libopenmpi-dev", "nftables", "iperf3", "podman", "mmdebstrap"} <= names
+
+
+def test_roles_that_are_off_are_left_out(rows, capsys, monkeypatch):
+    assert "nginx" in {row["name"] for row in rows}
+    load = config.load
+    off = {"features": load("local").features.model_copy(update={"data": False})}
+    monkeypatch.setattr(config, "load", lambda env: load(env).model_copy(update=off))
+    assert cli.main(["artefacts", "--json"]) == 0
+    assert "nginx" not in {row["name"] for row in json.loads(capsys.readouterr().out)}
+
+
+def test_packages_in_blocks_and_behind_variables_are_found():
+    block = [
+        {"block": [{"ansible.builtin.apt": {"name": ["a", "b"]}}]},
+        {"ansible.builtin.apt": {"update_cache": True}},
+    ]
+    assert artefacts.apt_tasks(block) == [["a", "b"], []]
+    assert "hwloc-nox" in artefacts.debian_names("common")
