@@ -92,12 +92,13 @@ def sizes(smallest: int, largest: int) -> list[int]:
 class Communication:
     """Measures on some nodes of one fabric."""
 
-    def __init__(self, env: str, contract: Contract, fabric: str, count: int) -> None:
-        self.env, self.contract, self.fabric = env, contract, fabric
+    def __init__(self, contract: Contract, fabric: str, count: int, factor: float | None = None) -> None:
+        """factor: s, where it is not to follow from nodes and rate."""
+        self.contract, self.fabric = contract, fabric
         self.names = [name for name, _ in contract.ordered()][:count]
         self.rate = contract.fabrics[fabric].rate_gbps
         shaped = contract.fabrics[contract.active_fabric].shaped
-        self.scale = scale.factor(count, self.rate) if shaped else 1.0
+        self.scale = (factor or scale.factor(count, self.rate)) if shaped else 1.0
         self.rate_mbit = self.rate * 1000 / self.scale if shaped else None
         self.executor = Nodes(contract)
         self.worker = self.executor.install(self.names)
@@ -146,31 +147,37 @@ class Communication:
             scale=self.scale,
         )
 
+    def times(self, engine: str, settings: Settings, cases: list[Case], seconds: float) -> dict[str, dict[str, Any]]:
+        """Per case: the time of every repetition, the elements sent, and how many came back wrong."""
+        ranks = len(self.names)
+        wanted: dict[str, dict[str, Any]] = {}
+        for case in cases:
+            count = max(1, round(case.size / 4 / self.scale / ranks)) * ranks
+            wanted[case.id] = {"id": case.id, "collective": case.collective, "count": count, "seconds": seconds}
+        limit = START_LIMIT + len(cases) * (10 * seconds + 30)
+        found = self.lines(self.job(engine, settings, {"cases": list(wanted.values())}), limit)
+        return {line["id"]: {**wanted[line["id"]], **line} for line in found if "id" in line}
+
+    def bandwidth(self, case: Case, count: int, seconds: float) -> float:
+        """Bus bandwidth in Gbit/s of the modelled cluster."""
+        return case.bus_factor(len(self.names)) * count * 4 * self.scale * 8 / seconds / 1e9
+
     def collectives(self, engine: str, settings: Settings, cases: list[Case], seconds: float) -> list[dict[str, Any]]:
         """One row per case, in the modelled cluster's units."""
         ranks = len(self.names)
-        wanted: list[dict[str, Any]] = []
-        for case in cases:
-            count = max(1, round(case.size / 4 / self.scale / ranks)) * ranks
-            wanted.append({"id": case.id, "collective": case.collective, "count": count, "seconds": seconds})
-        limit = START_LIMIT + len(cases) * (10 * seconds + 30)
-        found = {
-            line["id"]: line
-            for line in self.lines(self.job(engine, settings, {"cases": wanted}), limit)
-            if "id" in line
-        }
+        found = self.times(engine, settings, cases, seconds)
         rows = []
-        for case, sent in zip(cases, wanted, strict=True):
-            times = found[case.id]["times"]
+        for case in cases:
+            times, count = found[case.id]["times"], found[case.id]["count"]
             low, high = statistics.median_interval(times)
-            bits = sent["count"] * 4 * self.scale * 8
             middle = statistics.median(times)
+            bus = self.bandwidth(case, count, middle)
             rows.append(
                 {
                     **{"collective": case.collective, "engine": engine, "nodes": ranks, "fabric": self.fabric},
                     **{"size": case.size, "count": case.size // 4, "type": "float", "scale": self.scale},
                     **{"time_us": middle * 1e6, "time_low_us": low * 1e6, "time_high_us": high * 1e6},
-                    **{"algbw_gbps": bits / middle / 1e9, "busbw_gbps": case.bus_factor(ranks) * bits / middle / 1e9},
+                    **{"algbw_gbps": bus / case.bus_factor(ranks), "busbw_gbps": bus},
                     **{"errors": found[case.id]["errors"], "repetitions": len(times)},
                 }
             )
@@ -209,7 +216,7 @@ def run(args: argparse.Namespace) -> int:
     cases = [Case(name, n) for name in args.collective or ["all_reduce"] for n in sizes(args.smallest, args.largest)]
     settings = tuning.UNTUNED if args.untuned else plan.settings_of(contract, fabric, tuning.load(args.env))
     folder = store.RESULTS / args.env / "comm"
-    work = Communication(args.env, contract, fabric, count)
+    work = Communication(contract, fabric, count)
     try:
         ring = work.links()
         wire = min(row["gbps"] for row in ring)

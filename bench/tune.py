@@ -165,15 +165,15 @@ class Steps:
     """Measures a training step with given settings, as the sweep does."""
 
     def __init__(self, env: str, contract: Contract, wanted: Plan) -> None:
-        self.work = Communication(env, contract, wanted.fabrics[0], wanted.nodes[0])
+        self.work = Communication(contract, wanted.fabrics[0], wanted.nodes[0])
         self.sweep = Sweep(
             contract, wanted, store.Run(store.RESULTS / env / "tune"), self.work.executor, {}, None, False
         )
 
-    def __call__(self, settings: Settings, seconds: float) -> list[float]:
+    def __call__(self, settings: Settings, seconds: float, engine: str = "") -> list[float]:
         self.sweep.plan = self.sweep.plan.model_copy(update={"seconds": seconds})
         one = self.sweep.launches[0]
-        job = self.work.job(settings.engine, settings, {})
+        job = self.work.job(engine or settings.engine, settings, {})
         emulated = self.sweep.plan.device.startswith("emulated:")
         spec = self.sweep.spec(one, self.work.scale if emulated else 1.0)
         job = replace(job, worker=f"{self.work.worker}/main.py", spec=spec)

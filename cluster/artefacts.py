@@ -16,7 +16,7 @@ import yaml
 
 from cluster import config, image, roles
 from cluster.config import ROOT, Cluster
-from cluster.state import State
+from cluster.state import CACHE, State
 
 APT = ("ansible.builtin.apt", "ansible.builtin.package")
 # Lock -> who installs what it names.
@@ -127,5 +127,5 @@ def run(env: str, as_json: bool) -> int:
         sums = one["checksums"]
         more = f" and {len(sums) - 1} more, see --json" if len(sums) > 1 else ""
         print(f"{one['kind']:8}{one['name']} {one['version']} [{one['for']}] {(sums or [''])[0]}{more}".rstrip())
-    print(f"{len(rows)} artefacts. Wheels and the compiled Horovod lie in {image.CACHE} after a first deploy.")
+    print(f"{len(rows)} artefacts. Wheels and the compiled Horovod lie in {CACHE} after a first deploy.")
     return 0

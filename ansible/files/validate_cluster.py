@@ -12,7 +12,7 @@ from pathlib import Path
 
 TOLERANCE = 0.10
 # How long a pair of nodes is measured; below that share of the rate a pair is tried again, at most so often.
-MILLISECONDS = 300
+MILLISECONDS = 200
 ENOUGH = 0.95
 TRIES = 20
 PATIENCE = 120

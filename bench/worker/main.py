@@ -29,8 +29,8 @@ from bench.worker import compression, devices, engines, feed  # noqa: E402
 from bench.worker import statistics_of_steps as statistics  # noqa: E402
 from bench.worker.shards import DataError  # noqa: E402
 
-CHUNK = 3
-LARGEST_WARMUP = 9
+CHUNK = 2
+LARGEST_WARMUP = 8
 TARGET = 0.02
 CHECK_STEPS = 4
 

@@ -12,6 +12,13 @@ A module costs a node 0.25 s of CPU, and copy or template are two each; a role h
           validate: tool --check %s     must succeed on the new file before it replaces the old one
           then: [systemctl restart x]   commands to run when it changed, once, after all files are in place
           secret: true                  never shown in a diff
+          confirm: command              to run over a new connection when it changed: can we still get in?
+          undo: command                 to run over the open one when that fails, and
+          lost: text                    what to say then
+
+    node_files:
+      roles: [common, ssh]              the same for the configure halves of several roles at once: their
+                                        tasks/configure.yml is one node_files task, and nothing else
 
 Knows check and diff mode.
 """
@@ -19,6 +26,8 @@ Knows check and diff mode.
 from __future__ import annotations
 
 import json
+import shlex
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +36,11 @@ from ansible.plugins.action import ActionBase
 from ansible.template import trust_as_template
 
 SCRIPT = Path(__file__).resolve().parent.parent / "on_node/write_files.py"
-KNOWN = {"dest", "template", "content", "src", "state", "mode", "owner", "group", "validate", "then", "secret"}
+ROLES = Path(__file__).resolve().parents[3] / "roles"
+KNOWN = {
+    *("dest", "template", "content", "src", "state", "mode", "owner", "group", "validate", "then", "secret"),
+    *("confirm", "undo", "lost"),
+}
 
 
 class ActionModule(ActionBase):
@@ -37,7 +50,13 @@ class ActionModule(ActionBase):
 
     def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
         result: dict[str, Any] = super().run(tmp, task_vars)
-        files = [self.entry(given, task_vars or {}) for given in self._task.args["files"]]
+        variables = task_vars or {}
+        if "roles" in self._task.args:
+            parts = [self.half(ROLES / role, variables) for role in self._task.args["roles"]]
+        else:
+            parts = [(self._task.args["files"], None, variables)]
+        given = [one for files, _, _ in parts for one in files]
+        files = [self.entry(one, folder, known) for files, folder, known in parts for one in files]
         data = json.dumps({"files": files, "check": bool(self._task.check_mode)})
         script = f"DATA = {data!r}\n{SCRIPT.read_text()}"
         done = self._low_level_execute_command("/usr/bin/python3 -I -S -", in_data=script.encode(), sudoable=True)
@@ -45,6 +64,10 @@ class ActionModule(ActionBase):
             message = (done.get("stderr") or done.get("stdout") or "no answer").strip().splitlines()
             return {**result, "failed": True, "msg": message[-1]}
         found = json.loads(done["stdout"].splitlines()[-1])
+        if not self._task.check_mode:
+            for one in given:
+                if one.get("confirm") and one["dest"] in found["files"]:
+                    self.confirm(one, variables)
         diffs = found.pop("diff")
         if self._task.diff:
             result["diff"] = [
@@ -58,12 +81,40 @@ class ActionModule(ActionBase):
             ]
         return {**result, **found}
 
-    def entry(self, given: dict[str, Any], task_vars: dict[str, Any]) -> dict[str, Any]:
+    def half(self, folder: Path, task_vars: dict[str, Any]) -> tuple[list[dict[str, Any]], Path, dict[str, Any]]:
+        """The files that a role's configure half names, where the role is, and the variables it sees."""
+
+        def load(path: str) -> Any:
+            return self._loader.load_from_file(str(folder / path), trusted_as_template=True)
+
+        tasks = load("tasks/configure.yml")
+        if len(tasks) != 1 or tasks[0].keys() - {"name", "vars", "node_files"}:
+            raise AnsibleActionFail(f"{folder.name}/tasks/configure.yml: must be one node_files task and nothing else")
+        variables = {**load("defaults/main.yml"), **task_vars, **tasks[0].get("vars", {})}
+        templar = self._templar.copy_with_new_env(available_variables=variables)
+        return templar.template(tasks[0]["node_files"]["files"]), folder, variables
+
+    def confirm(self, given: dict[str, Any], variables: dict[str, Any]) -> None:
+        """Over a connection of its own: the one that is open already stays open whatever changed."""
+        value = {
+            name: self._templar.template(variables[f"ansible_{name}"])
+            for name in ("ssh_private_key_file", "ssh_common_args", "user", "host")
+        }
+        argv = [
+            *("ssh", "-i", value["ssh_private_key_file"], *shlex.split(value["ssh_common_args"])),
+            *("-o", "ControlMaster=no", "-o", "ControlPath=none", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10"),
+            *(f"{value['user']}@{value['host']}", "sudo -n " + given["confirm"]),
+        ]
+        if subprocess.run(argv, capture_output=True, stdin=subprocess.DEVNULL).returncode:
+            self._low_level_execute_command(given["undo"], sudoable=True)
+            raise AnsibleActionFail(given["lost"])
+
+    def entry(self, given: dict[str, Any], folder: Path | None, task_vars: dict[str, Any]) -> dict[str, Any]:
         if unknown := given.keys() - KNOWN:
             raise AnsibleActionFail(f"node_files: unknown {', '.join(sorted(unknown))}")
         return {
             "dest": given["dest"],
-            "content": self.content(given, task_vars),
+            "content": self.content(given, folder, task_vars),
             "mode": given.get("mode", "0644"),
             "owner": given.get("owner", "root"),
             "group": given.get("group", given.get("owner", "root")),
@@ -72,14 +123,15 @@ class ActionModule(ActionBase):
             "secret": bool(given.get("secret", False)),
         }
 
-    def content(self, given: dict[str, Any], task_vars: dict[str, Any]) -> str | None:
+    def content(self, given: dict[str, Any], folder: Path | None, task_vars: dict[str, Any]) -> str | None:
         if given.get("state") == "absent":
             return None
         if "content" in given:
             return str(given["content"])
         if "src" in given:
             return Path(given["src"]).read_text()
-        path = Path(self._find_needle("templates", given["template"]))
+        name = given["template"]
+        path = folder / "templates" / name if folder else Path(self._find_needle("templates", name))
         templar = self._templar.copy_with_new_env(searchpath=[str(path.parent)], available_variables=task_vars)
         try:
             text = templar.template(

@@ -1,16 +1,17 @@
 /* Is MPI over the fabric right, and does each node get its rate to the next?
 
      mpi-hello                      adds up the rank numbers and a large vector over all processes
-     mpi-hello MS LOW HIGH TRIES    also sends from each rank to the next for MS milliseconds, two pairs at a time, and
-                                    repeats (at most TRIES times) a pair whose Gbit/s of payload are not in LOW..HIGH:
-                                    other work on the machine can make one measurement too small
+     mpi-hello MS LOW HIGH TRIES    also sends from each rank to the next for MS milliseconds, as many pairs at a time
+                                    as have no rank in common, and repeats (at most TRIES times, two pairs at a time)
+                                    a pair whose Gbit/s of payload are not in LOW..HIGH: other work on the machine
+                                    can make one measurement too small
 
    Prints one JSON object. */
 #include <mpi.h>
 #include <stdio.h>
 #include <stdlib.h>
 
-enum { CHUNK = 128 * 1024, WINDOW = 4, COUNT = 1000000, AT_ONCE = 2, DATA = 1, LAST = 2 };
+enum { CHUNK = 128 * 1024, WINDOW = 4, COUNT = 1000000, DATA = 1, LAST = 2 };
 
 static void send_for(double seconds, int to, char *buffer) {
   MPI_Request requests[WINDOW];
@@ -40,10 +41,11 @@ static double receive(int from, char *buffer) {
   return last > first ? 8e-9 * bytes / (last - first) : 0;
 }
 
-static void measure(int rank, int size, const char *wanted, double seconds, double *rates) {
+static void measure(int rank, int size, int at_once, const char *wanted, double seconds, double *rates) {
   char *out = calloc(1, CHUNK), *in = malloc(CHUNK);
-  /* Pairs of one round have no rank in common. */
-  const int rounds = size < 2 * AT_ONCE ? size : (size + AT_ONCE - 1) / AT_ONCE;
+  int rounds = size < 2 * at_once ? size : (size + at_once - 1) / at_once;
+  /* Pairs of one round have no rank in common; the last pair ends where the first begins. */
+  while (size > 2 && (size - 1) % rounds == 0) rounds++;
   for (int round = 0; round < rounds; round++) {
     double mine = 0;
     MPI_Barrier(MPI_COMM_WORLD);
@@ -81,7 +83,7 @@ int main(int argc, char **argv) {
     const double seconds = atof(argv[1]) / 1000, low = atof(argv[2]), high = atof(argv[3]);
     int left = size;
     for (int attempt = 0; left && attempt < atoi(argv[4]); attempt++) {
-      measure(rank, size, wanted, seconds, rates);
+      measure(rank, size, attempt || size < 4 ? 2 : size / 2, wanted, seconds, rates);
       left = 0;
       for (int i = 0; i < size; i++) left += wanted[i] = rates[i] < low || rates[i] > high;
     }
