@@ -30,7 +30,8 @@ from cluster.terraform import read_output
 from cluster.tuning import Settings
 
 COLLECTIVES = ("all_reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all")
-ENGINES = ("horovod-gloo", "horovod-mpi", "ddp")
+# nccl: Horovod started by MPI, tensors on the GPUs.
+ENGINES = ("horovod-gloo", "horovod-mpi", "ddp", "nccl")
 SMALLEST, LARGEST, STEP = 4 << 10, 512 << 20, 4
 LINK_SECONDS = 2
 START_LIMIT = 120
@@ -55,7 +56,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--collective", choices=COLLECTIVES, action="append", help="default all_reduce; may be repeated"
     )
-    parser.add_argument("--engine", choices=ENGINES, action="append", help=f"default {', '.join(ENGINES)}")
+    parser.add_argument("--engine", choices=ENGINES, action="append", help="default: nccl on GPUs, else the others")
     parser.add_argument("--from", dest="smallest", type=size, default=SMALLEST, help="smallest message (default 4K)")
     parser.add_argument("--to", dest="largest", type=size, default=64 << 20, help="largest (default 64M, at most 512M)")
     parser.add_argument(
@@ -97,6 +98,7 @@ class Communication:
         self.contract, self.fabric = contract, fabric
         self.names = [name for name, _ in contract.ordered()][:count]
         self.rate = contract.fabrics[fabric].rate_gbps
+        self.slots = min(contract.nodes[name].gpus for name in self.names)
         shaped = contract.fabrics[contract.active_fabric].shaped
         self.scale = (factor or scale.factor(count, self.rate)) if shaped else 1.0
         self.rate_mbit = self.rate * 1000 / self.scale if shaped else None
@@ -133,12 +135,14 @@ class Communication:
 
     def job(self, engine: str, settings: Settings, spec: dict[str, Any]) -> launch.Job:
         fabric = self.contract.fabrics[self.fabric]
-        common = {"rate_mbit": self.rate_mbit, "burst_ms": None, "one_thread": True}
+        cuda = engine == "nccl"
+        common = {"rate_mbit": self.rate_mbit, "burst_ms": None, "one_thread": True, "cuda": cuda}
         return launch.Job(
             run=f"{int(time.time() * 1000):x}",
-            engine=engine,
+            engine="horovod-mpi" if cuda else engine,
             hosts=tuple(self.names),
-            slots=1,
+            slots=self.slots if cuda else 1,
+            cuda=cuda,
             subnet=fabric.subnet,
             interface=fabric.interface,
             worker=f"{self.worker}/comm.py",
@@ -149,7 +153,7 @@ class Communication:
 
     def times(self, engine: str, settings: Settings, cases: list[Case], seconds: float) -> dict[str, dict[str, Any]]:
         """Per case: the time of every repetition, the elements sent, and how many came back wrong."""
-        ranks = len(self.names)
+        ranks = self.ranks(engine)
         wanted: dict[str, dict[str, Any]] = {}
         for case in cases:
             count = max(1, round(case.size / 4 / self.scale / ranks)) * ranks
@@ -158,23 +162,32 @@ class Communication:
         found = self.lines(self.job(engine, settings, {"cases": list(wanted.values())}), limit)
         return {line["id"]: {**wanted[line["id"]], **line} for line in found if "id" in line}
 
-    def bandwidth(self, case: Case, count: int, seconds: float) -> float:
+    def ranks(self, engine: str) -> int:
+        return len(self.names) * (self.slots if engine == "nccl" else 1)
+
+    def bandwidth(self, engine: str, case: Case, count: int, seconds: float) -> float:
         """Bus bandwidth in Gbit/s of the modelled cluster."""
-        return case.bus_factor(len(self.names)) * count * 4 * self.scale * 8 / seconds / 1e9
+        return case.bus_factor(self.ranks(engine)) * count * 4 * self.scale * 8 / seconds / 1e9
 
     def collectives(self, engine: str, settings: Settings, cases: list[Case], seconds: float) -> list[dict[str, Any]]:
         """One row per case, in the modelled cluster's units."""
-        ranks = len(self.names)
+        ranks = self.ranks(engine)
         found = self.times(engine, settings, cases, seconds)
         rows = []
         for case in cases:
             times, count = found[case.id]["times"], found[case.id]["count"]
             low, high = statistics.median_interval(times)
             middle = statistics.median(times)
-            bus = self.bandwidth(case, count, middle)
+            bus = self.bandwidth(engine, case, count, middle)
             rows.append(
                 {
-                    **{"collective": case.collective, "engine": engine, "nodes": ranks, "fabric": self.fabric},
+                    **{
+                        "collective": case.collective,
+                        "engine": engine,
+                        "nodes": len(self.names),
+                        "ranks": ranks,
+                        "fabric": self.fabric,
+                    },
                     **{"size": case.size, "count": case.size // 4, "type": "float", "scale": self.scale},
                     **{"time_us": middle * 1e6, "time_low_us": low * 1e6, "time_high_us": high * 1e6},
                     **{"algbw_gbps": bus / case.bus_factor(ranks), "busbw_gbps": bus},
@@ -199,6 +212,27 @@ class Communication:
         ring: list[dict[str, Any]] = json.loads(done.stdout.partition("@bench ")[2])["ring"]
         return [{**row, "gbps": row["gbps"] * self.scale} for row in ring]
 
+    def topology(self) -> list[dict[str, Any]]:
+        """Who sends to whom in the ring, and through what."""
+        words = ["python3", f"{self.worker}/topology.py", self.contract.fabrics[self.fabric].interface]
+        running = [
+            subprocess.Popen(
+                nodes.as_training_account(self.contract, name, words),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for name in self.names
+        ]
+        rows = []
+        for name, to, process in zip(self.names, [*self.names[1:], self.names[0]], running, strict=True):
+            out, err = process.communicate(timeout=START_LIMIT)
+            if process.returncode:
+                raise InfraError(f"topology of {name}: {err.strip()[-300:]}")
+            rows.append({"to": to, **json.loads(out.partition("@bench ")[2])})
+        return rows
+
     def close(self) -> None:
         self.executor.restore(self.names)
 
@@ -213,15 +247,20 @@ def run(args: argparse.Namespace) -> int:
         raise UserError(f"--nodes {count}: a collective needs 2 or more of the cluster's {len(contract.nodes)} nodes")
     if not args.smallest <= args.largest <= LARGEST:
         raise UserError("--from and --to: the smallest must not exceed the largest, and that not 512M")
+    gpus = min(node.gpus for node in contract.nodes.values())
+    chosen = args.engine or [name for name in ENGINES if (name == "nccl") == (gpus > 0)]
+    if "nccl" in chosen and not gpus:
+        raise UserError("--engine nccl: the nodes have no GPUs; choose another engine")
     cases = [Case(name, n) for name in args.collective or ["all_reduce"] for n in sizes(args.smallest, args.largest)]
     settings = tuning.UNTUNED if args.untuned else plan.settings_of(contract, fabric, tuning.load(args.env))
     folder = store.RESULTS / args.env / "comm"
     work = Communication(contract, fabric, count)
     try:
+        topology = work.topology()
         ring = work.links()
         wire = min(row["gbps"] for row in ring)
         rows = []
-        for engine in args.engine or ENGINES:
+        for engine in chosen:
             for row in work.collectives(engine, settings, cases, args.seconds):
                 rows.append({**row, "link_share": row["busbw_gbps"] / wire})
     finally:
@@ -230,7 +269,7 @@ def run(args: argparse.Namespace) -> int:
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "kind": "emulated" if work.scale != 1 else "real",
         **{"env": args.env, "fabric": fabric, "rate_gbps": work.rate, "scale": work.scale},
-        **{"settings": settings.model_dump(), "ring": ring, "rows": rows},
+        **{"settings": settings.model_dump(), "topology": topology, "ring": ring, "rows": rows},
     }
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{datetime.now(UTC):%Y%m%d-%H%M%S}.json"
@@ -243,14 +282,37 @@ def run(args: argparse.Namespace) -> int:
     return 1 if any(row["errors"] for row in rows) else 0
 
 
+def known(value: int | None) -> str:
+    return "-" if value is None else str(value)
+
+
+def far_apart(topology: list[dict[str, Any]]) -> list[str]:
+    """GPUs that reach the card through another socket's memory."""
+    return [
+        f"{node['node']}: GPU {gpu['bus']} is on NUMA node {gpu['numa']}, its card {node['card']['interface']} on "
+        f"{node['card']['numa']}: use a card beside the GPU, or bind the process to the card's node"
+        for node in topology
+        for gpu in node["gpus"]
+        if None not in (gpu["numa"], node["card"]["numa"]) and gpu["numa"] != node["card"]["numa"]
+    ]
+
+
 def show(result: dict[str, Any]) -> None:
     wire = min(row["gbps"] for row in result["ring"])
-    table = Table(title="ring neighbours by iperf3", title_justify="left")
-    for column in ("node", "to", "Gbit/s", "of the rate"):
+    table = Table(title="the ring, by iperf3 and hwloc", title_justify="left")
+    for column in ("node", "to", "Gbit/s", "of the rate", "card", "its NUMA", "cores", "NUMA nodes", "GPUs (NUMA)"):
         table.add_column(column)
-    for row in result["ring"]:
-        table.add_row(row["node"], row["to"], f"{row['gbps']:.3f}", f"{row['gbps'] / result['rate_gbps']:.0%}")
+    for row, node in zip(result["ring"], result["topology"], strict=True):
+        card = node["card"]
+        gpus = ", ".join(f"{gpu['name']} ({known(gpu['numa'])})" for gpu in node["gpus"])
+        table.add_row(
+            *(row["node"], row["to"], f"{row['gbps']:.3f}", f"{row['gbps'] / result['rate_gbps']:.0%}"),
+            *(f"{card['interface']} {card['driver']}", known(card["numa"]), str(node["cores"])),
+            *(str(node["numa_nodes"]), gpus or "-"),
+        )
     console.print(table)
+    for line in far_apart(result["topology"]):
+        console.print(line, markup=False)
     emulated = f"EMULATED, bytes and rate / {result['scale']:g}: " if result["kind"] == "emulated" else ""
     count = result["rows"][0]["nodes"]
     table = Table(

@@ -23,7 +23,8 @@ WARMUP = 2
 def tensor_for(case: dict[str, Any], engine: Any) -> torch.Tensor:
     """What a rank puts in. Sizes are nccl-tests' way: of the larger of what goes in and what comes out."""
     count = case["count"] // engine.size if case["collective"] == "all_gather" else case["count"]
-    return torch.full((count,), float(engine.rank + 1))
+    place = torch.device("cuda", engine.local_rank) if case["cuda"] else torch.device("cpu")
+    return torch.full((count,), float(engine.rank + 1), device=place)
 
 
 def errors(case: dict[str, Any], result: torch.Tensor, engine: Any) -> int:
@@ -37,7 +38,7 @@ def errors(case: dict[str, Any], result: torch.Tensor, engine: Any) -> int:
         wanted = torch.cat([torch.full((share,), float(rank)) for rank in ranks])
     else:
         wanted = torch.full((result.numel(),), total)
-    return int((result[: wanted.numel()] != wanted).sum())
+    return int((result[: wanted.numel()].cpu() != wanted).sum())
 
 
 def run_case(case: dict[str, Any], engine: Any) -> dict[str, Any]:
@@ -49,6 +50,8 @@ def run_case(case: dict[str, Any], engine: Any) -> dict[str, Any]:
         engine.barrier()
         start = time.perf_counter()
         result = call(f"{case['id']}", tensor)
+        if case["cuda"]:
+            torch.cuda.synchronize()
         seconds = time.perf_counter() - start
         if i == 0:
             wrong = sum(engine.gather(errors(case, result, engine)))
@@ -63,7 +66,7 @@ def run_case(case: dict[str, Any], engine: Any) -> dict[str, Any]:
 
 def run_cases(engine: Any, spec: dict[str, Any]) -> None:
     for case in spec["cases"]:
-        found = run_case(case, engine)
+        found = run_case({**case, "cuda": spec["cuda"]}, engine)
         if engine.rank == 0:
             emit("case", **found)
 

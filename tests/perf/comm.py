@@ -73,7 +73,7 @@ def in_turn(ways: dict[str, Callable[[], list[float]]]) -> dict[str, list[float]
 
 def bandwidths(work: Communication, settings: Settings, case: Case) -> list[float]:
     found = work.times(settings.engine, settings, [case], SECONDS)[case.id]
-    return [work.bandwidth(case, found["count"], seconds) for seconds in found["times"]]
+    return [work.bandwidth(settings.engine, case, found["count"], seconds) for seconds in found["times"]]
 
 
 def large(contract: Contract, goals: Goals) -> None:

@@ -1,0 +1,65 @@
+"""What lies between a process and the fabric, read from a made-up /sys."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from bench import comm
+from bench.worker import topology
+
+
+@pytest.fixture
+def machine(tmp_path, monkeypatch):
+    """Two memories; a card on the second, a GPU on the first."""
+    for number in (0, 1):
+        (tmp_path / f"devices/system/node/node{number}").mkdir(parents=True)
+    driver = tmp_path / "bus/pci/drivers/mlx5_core"
+    driver.mkdir(parents=True)
+    card = tmp_path / "bus/pci/devices/0000:81:00.0"
+    gpu = tmp_path / "bus/pci/devices/0000:3b:00.0"
+    for device, numa in ((card, 1), (gpu, 0)):
+        device.mkdir(parents=True)
+        (device / "numa_node").write_text(f"{numa}\n")
+    (card / "driver").symlink_to(driver)
+    net = tmp_path / "class/net/eth1"
+    net.mkdir(parents=True)
+    (net / "device").symlink_to(card)
+    for name, value in {"address": "02:00:00:00:00:01", "mtu": "9000", "speed": "100000"}.items():
+        (net / name).write_text(f"{value}\n")
+    monkeypatch.setattr(topology, "SYS", tmp_path)
+    answers = {"nvidia-smi": "00000000:3B:00.0, Tesla P100-PCIE-16GB"}
+    monkeypatch.setattr(topology, "output", lambda *argv: answers.get(argv[0], ""))
+    return tmp_path
+
+
+def test_card_and_gpu_are_found_with_their_memories(machine, monkeypatch, capsys):
+    monkeypatch.setattr(topology.sys, "argv", ["topology.py", "eth1"])
+    topology.main()
+    found = json.loads(capsys.readouterr().out.partition("@bench ")[2])
+    assert found["numa_nodes"] == 2
+    assert found["card"] == {
+        **{"interface": "eth1", "mac": "02:00:00:00:00:01", "mtu": 9000, "driver": "mlx5_core"},
+        **{"speed_mbit": 100000, "numa": 1},
+    }
+    assert found["gpus"] == [{"bus": "0000:3b:00.0", "name": "Tesla P100-PCIE-16GB", "numa": 0}]
+    (line,) = comm.far_apart([found])
+    assert "0000:3b:00.0" in line
+    assert "eth1" in line
+
+
+def test_hwloc_is_asked_where_the_kernel_does_not_know(machine, monkeypatch):
+    (machine / "class/net/eth1/device/numa_node").write_text("-1\n")
+    monkeypatch.setattr(topology, "output", lambda *argv: "1" if argv[-1] == "os=eth1" else "")
+    assert topology.card("eth1")["numa"] == 1
+
+
+def test_virtual_card_says_what_it_is(machine, monkeypatch):
+    (machine / "class/net/fabric0").mkdir()
+    monkeypatch.setattr(
+        topology, "output", lambda *argv: json.dumps([{"linkinfo": {"info_kind": "veth"}}]) if argv[0] == "ip" else ""
+    )
+    found = topology.card("fabric0")
+    assert (found["driver"], found["numa"], found["speed_mbit"]) == ("veth", None, None)
+    assert comm.far_apart([{"node": "w1", "card": found, "gpus": [{"bus": "x", "name": "y", "numa": 0}]}]) == []
