@@ -55,3 +55,15 @@ def test_node_that_shows_another_host_key_is_not_used(nodes):
     done = nodes.as_user("head", "mpirun --mca plm_rsh_args '-o HostKeyAlias=head' -H w1:1 hostname")
     assert done.rc != 0
     assert "Host key verification failed" in done.stderr
+
+
+def test_ucx_is_there_for_fabrics_with_verbs(nodes):
+    """There are none here, so over its TCP: what is shown is that OpenMPI and UCX fit each other."""
+    before = bytes_over(nodes, "w1", "fabric0")
+    ucx = "--mca pml ucx --mca btl self,vader --mca opal_common_ucx_tls any --mca opal_common_ucx_devices any"
+    given = "-x UCX_TLS=tcp,self,sm -x UCX_NET_DEVICES=fabric0"
+    done = nodes.as_user("head", f"mpirun {ucx} {given} -H head:1,w1:1 mpi-hello")
+    assert done.rc == 0, done.stderr
+    assert json.loads(done.stdout)["wrong"] == 0
+    # A million floats each way.
+    assert bytes_over(nodes, "w1", "fabric0") - before > 4_000_000
