@@ -23,7 +23,6 @@ BOOT_TIMEOUT = 90
 # What role fabric sets on machines of their own: a container cannot, and would get the host's, which may be bbr. Of those
 # that suit a training network a container may have reno only.
 TCP = {"net.ipv4.tcp_congestion_control": "reno", "net.ipv4.tcp_slow_start_after_idle": "0"}
-OPS = 1000  # the account ops, see cluster/image.py
 
 
 def podman(*args: str, check: bool = True, data: bytes | None = None) -> str:
@@ -111,14 +110,12 @@ def destroy_network(spec: dict[str, Any]) -> None:
         nft(f"delete table {table(spec['cluster'])}", check=False)
 
 
-def archive(*files: tuple[str, Path, int, int]) -> bytes:
-    """A tar of (name there, file here, owner, mode)."""
+def archive(*files: tuple[str, Path, int]) -> bytes:
+    """A tar of (name there, file here, mode); podman gives everything in it to root."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as tar:
-        for name, path, owner, mode in files:
+        for name, path, mode in files:
             info = tar.gettarinfo(str(path), name)
-            info.uid = info.gid = owner
-            info.uname = info.gname = ""
             info.mode = mode
             tar.addfile(info, io.BytesIO(path.read_bytes()))
     return buffer.getvalue()
@@ -150,9 +147,9 @@ def create_node(spec: dict[str, Any]) -> None:
         public = " ".join(key.with_suffix(".pub").read_text().split()[:2])
         # One call: each costs this machine a tenth of a second.
         files = archive(
-            (f"etc/ssh/{key.name}", key, 0, 0o600),
-            (f"etc/ssh/{key.name}.pub", key.with_suffix(".pub"), 0, 0o644),
-            ("home/ops/.ssh/authorized_keys", state / "id_ed25519.pub", OPS, 0o600),
+            (f"etc/ssh/{key.name}", key, 0o600),
+            (f"etc/ssh/{key.name}.pub", key.with_suffix(".pub"), 0o644),
+            ("home/ops/.ssh/authorized_keys", state / "id_ed25519.pub", 0o644),
         )
         podman("cp", "-", f"{name}:/", data=files)
     podman("start", name)
