@@ -30,8 +30,9 @@ from cluster.terraform import read_output
 from cluster.tuning import Settings
 
 COLLECTIVES = ("all_reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all")
-# nccl: Horovod started by MPI, tensors on the GPUs.
-ENGINES = ("horovod-gloo", "horovod-mpi", "ddp", "nccl")
+# horovod: by what the fabric is tuned to for a message's size. nccl: Horovod started by MPI, tensors on the GPUs.
+ENGINES = ("horovod", "horovod-gloo", "horovod-mpi", "ddp", "nccl")
+USUAL = ("horovod", "horovod-mpi", "ddp")
 SMALLEST, LARGEST, STEP = 4 << 10, 512 << 20, 4
 LINK_SECONDS = 2
 START_LIMIT = 120
@@ -56,7 +57,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--collective", choices=COLLECTIVES, action="append", help="default all_reduce; may be repeated"
     )
-    parser.add_argument("--engine", choices=ENGINES, action="append", help="default: nccl on GPUs, else the others")
+    parser.add_argument(
+        "--engine", choices=ENGINES, action="append", help=f"default: nccl on GPUs, else {', '.join(USUAL)}"
+    )
     parser.add_argument("--from", dest="smallest", type=size, default=SMALLEST, help="smallest message (default 4K)")
     parser.add_argument("--to", dest="largest", type=size, default=64 << 20, help="largest (default 64M, at most 512M)")
     parser.add_argument(
@@ -154,13 +157,19 @@ class Communication:
     def times(self, engine: str, settings: Settings, cases: list[Case], seconds: float) -> dict[str, dict[str, Any]]:
         """Per case: the time of every repetition, the elements sent, and how many came back wrong."""
         ranks = self.ranks(engine)
-        wanted: dict[str, dict[str, Any]] = {}
+        wanted: dict[Settings, list[dict[str, Any]]] = {}
         for case in cases:
             count = max(1, round(case.size / 4 / self.scale / ranks)) * ranks
-            wanted[case.id] = {"id": case.id, "collective": case.collective, "count": count, "seconds": seconds}
-        limit = START_LIMIT + len(cases) * (10 * seconds + 30)
-        found = self.lines(self.job(engine, settings, {"cases": list(wanted.values())}), limit)
-        return {line["id"]: {**wanted[line["id"]], **line} for line in found if "id" in line}
+            sent = {"id": case.id, "collective": case.collective, "count": count, "seconds": seconds}
+            given = tuning.for_size(settings, case.size) if engine == "horovod" else settings
+            wanted.setdefault(given, []).append(sent)
+        found: dict[str, dict[str, Any]] = {}
+        for given, part in wanted.items():
+            limit = START_LIMIT + len(part) * (10 * seconds + 30)
+            job = self.job(given.engine if engine == "horovod" else engine, given, {"cases": part})
+            lines = {line["id"]: line for line in self.lines(job, limit) if "id" in line}
+            found |= {sent["id"]: {**sent, **lines[sent["id"]]} for sent in part}
+        return found
 
     def ranks(self, engine: str) -> int:
         return len(self.names) * (self.slots if engine == "nccl" else 1)
@@ -248,7 +257,7 @@ def run(args: argparse.Namespace) -> int:
     if not args.smallest <= args.largest <= LARGEST:
         raise UserError("--from and --to: the smallest must not exceed the largest, and that not 512M")
     gpus = min(node.gpus for node in contract.nodes.values())
-    chosen = args.engine or [name for name in ENGINES if (name == "nccl") == (gpus > 0)]
+    chosen = args.engine or (["nccl"] if gpus else USUAL)
     if "nccl" in chosen and not gpus:
         raise UserError("--engine nccl: the nodes have no GPUs; choose another engine")
     cases = [Case(name, n) for name in args.collective or ["all_reduce"] for n in sizes(args.smallest, args.largest)]

@@ -20,7 +20,7 @@ import yaml
 from rich.table import Table
 
 from bench import plan, store
-from bench.comm import START_LIMIT, Communication
+from bench.comm import START_LIMIT, Case, Communication, sizes
 from bench.plan import Plan
 from bench.progress import console
 from bench.sweep import Sweep
@@ -50,7 +50,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def candidates() -> Iterator[Settings]:
     """The most different ones first: what the budget does not reach is what differs least."""
-    for cycle, fusion in product((5.0, 1.0, 10.0), (128.0, 32.0)):
+    for cycle, fusion in product((2.0, 5.0, 1.0, 10.0), (128.0, 32.0)):
         yield Settings(engine="horovod-gloo", cycle_ms=cycle, fusion_mb=fusion)
     for algorithm in ("ring", "segmented_ring", "rabenseifner"):
         segment = (1 << 20) if algorithm == "segmented_ring" else 0
@@ -112,6 +112,20 @@ def search(
         seconds *= 2
     winner = min((one for one in everything if one.steps), key=lambda one: one.median)
     return winner, fixed["now"], fixed["defaults"], everything
+
+
+def small_below(contract: Contract, fabric: str, chosen: Settings) -> int:
+    """From which size on the chosen settings beat the defaults. Not scaled: latency does not shrink with s."""
+    cases = [Case("all_reduce", size) for size in sizes(64 << 10, 16 << 20)]
+    work = Communication(contract, fabric, len(contract.nodes), factor=1.0)
+    try:
+        defaults, ours = (work.times(one.engine, one, cases, FIRST_SECONDS / 4) for one in (tuning.UNTUNED, chosen))
+    finally:
+        work.close()
+    for case in cases:
+        if statistics.median(ours[case.id]["times"]) < statistics.median(defaults[case.id]["times"]):
+            return case.size
+    return cases[-1].size
 
 
 def describe(one: Seen) -> str:
@@ -202,7 +216,11 @@ def run(args: argparse.Namespace) -> int:
     before = tuning.choose(tuning.load(args.env), fabric, contract.fabrics[fabric])
     deadline = time.monotonic() + 60 * args.minutes
     measure = Steps(args.env, contract, wanted)
-    say = (lambda text: None) if args.json else (lambda text: console.print(text, markup=False))
+
+    def say(text: str) -> None:
+        if not args.json:
+            console.print(text, markup=False)
+
     try:
         found = search(before, tuning.UNTUNED, measure, lambda: deadline - time.monotonic(), say)
     finally:
@@ -210,8 +228,11 @@ def run(args: argparse.Namespace) -> int:
     winner, now, defaults, everything = found
     kept = winner is not now and better(winner, now)
     if kept:
+        below = small_below(contract, fabric, winner.settings)
+        say(f"messages below {below >> 10} KB are faster by Horovod's and OpenMPI's own defaults")
         with state.locked():
-            write(tuning.file(args.env), fabric, winner.settings)
+            chosen = winner.settings.model_copy(update={"small_below_bytes": below})
+            write(tuning.file(args.env), fabric, chosen)
             if fabric == contract.active_fabric:
                 lifecycle.playbook(state, "site.yml")
     report(args, fabric, winner if kept else now, now, defaults, everything, kept)

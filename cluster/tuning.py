@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import yaml
-from pydantic import Field, ValidationError
+from pydantic import ConfigDict, Field, ValidationError
 
 from cluster.config import ROOT, one_line
 from cluster.contract import Fabric
@@ -26,12 +26,16 @@ NUMBERS: dict[Algorithm, int] = {"recursive_doubling": 3, "ring": 4, "segmented_
 class Settings(Section):
     """Of one fabric."""
 
+    model_config = ConfigDict(frozen=True)
+
     # By what bytes travel where there is no NCCL. Gloo's ring keeps several segments under way and reaches
     # 96% of the wire where OpenMPI's, which waits for each step, reaches 86%.
     engine: Literal["horovod-gloo", "horovod-mpi"] = "horovod-gloo"
+    # What is smaller than this in all goes by UNTUNED: Gloo's ring has more steps, and each costs a wake-up.
+    small_below_bytes: Annotated[int, Field(ge=0)] = 1 << 20
     # Gradients that are ready are sent together, up to this size; the clock ticks this often.
     fusion_mb: Annotated[float, Field(gt=0, le=1024, strict=False)] = 128.0
-    cycle_ms: Annotated[float, Field(gt=0, le=100, strict=False)] = 5.0
+    cycle_ms: Annotated[float, Field(gt=0, le=100, strict=False)] = 2.0
     # OpenMPI's all-reduce from this size on, for three processes or more; smaller ones go by recursive doubling.
     algorithm: Algorithm = "ring"
     algorithm_from_bytes: Annotated[int, Field(ge=0)] = 65536
@@ -47,6 +51,12 @@ class Settings(Section):
 
 # What Horovod and OpenMPI do when nobody tells them anything: the baseline that tuning is held against.
 UNTUNED = Settings(engine="horovod-mpi", algorithm="default", cycle_ms=1.0)
+
+
+def for_size(chosen: Settings, size: int) -> Settings:
+    """The settings for messages of this size, or for a model with so many bytes of gradients."""
+    return UNTUNED if size < chosen.small_below_bytes else chosen
+
 
 SHIPPED: dict[str, Settings] = {
     "1G": Settings(),
