@@ -6,33 +6,38 @@ Terraform calls `node.py ACTION` with the resource's input as JSON in INPUT. Sta
 from __future__ import annotations
 
 import fcntl
-import io
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
-import tarfile
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 LABEL = "horovod-cluster"
 BOOT_TIMEOUT = 90
-# What role fabric sets on machines of their own: a container cannot, and would get the host's, which may be bbr. Of those
-# that suit a training network a container may have reno only.
+SEEDS = "seeds"
+SEED = "/var/lib/horovod-cluster-seed"
+# Before a node's init: its own copies, since sshd takes only files that belong to root. `podman cp` would cost 0.3 s.
+FIRST = (
+    f"install -m 600 {SEED}/ssh_host_ed25519_key /etc/ssh/ && "
+    f"install -m 644 {SEED}/ssh_host_ed25519_key.pub /etc/ssh/ && "
+    f"install -m 644 {SEED}/authorized_keys /home/ops/.ssh/ && exec /sbin/init"
+)
+# What role fabric sets on machines of their own: a container cannot, and would get the host's, which may be bbr. Of
+# those that suit a training network a container may have reno only.
 TCP = {"net.ipv4.tcp_congestion_control": "reno", "net.ipv4.tcp_slow_start_after_idle": "0"}
 
 
-def podman(*args: str, check: bool = True, data: bytes | None = None) -> str:
+def podman(*args: str, check: bool = True) -> str:
     conf = os.environ.get("CONTAINERS_CONF")
     sudo = [] if os.geteuid() == 0 else ["sudo", "-n", *([f"CONTAINERS_CONF={conf}"] if conf else [])]
-    done = subprocess.run([*sudo, "podman", *args], capture_output=True, input=data)
-    out, problem = done.stdout.decode().strip(), done.stderr.decode().strip()
+    done = subprocess.run([*sudo, "podman", *args], capture_output=True, text=True)
     if check and done.returncode:
-        sys.exit(f"podman {args[0]} failed: {problem or out}")
-    return out
+        sys.exit(f"podman {args[0]} failed: {done.stderr.strip() or done.stdout.strip()}")
+    return done.stdout.strip()
 
 
 def container(cluster: str, node: str) -> str:
@@ -110,21 +115,21 @@ def destroy_network(spec: dict[str, Any]) -> None:
         nft(f"delete table {table(spec['cluster'])}", check=False)
 
 
-def archive(*files: tuple[str, Path, int]) -> bytes:
-    """A tar of (name there, file here, mode); podman gives everything in it to root."""
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as tar:
-        for name, path, mode in files:
-            info = tar.gettarinfo(str(path), name)
-            info.mode = mode
-            tar.addfile(info, io.BytesIO(path.read_bytes()))
-    return buffer.getvalue()
+def make_seed(folder: Path, authorized: Path, name: str) -> str:
+    """What only this node has, in a folder that it sees: its host key, and who may log in. The key's public half."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    key = folder / "ssh_host_ed25519_key"
+    key.unlink(missing_ok=True)
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", name, "-f", key], check=True)
+    shutil.copyfile(authorized, folder / "authorized_keys")
+    return " ".join(key.with_suffix(".pub").read_text().split()[:2])
 
 
 def create_node(spec: dict[str, Any]) -> None:
     name = container(spec["cluster"], spec["name"])
     state = Path(spec["state_dir"])
     addresses = spec["addresses"]
+    public = make_seed(state / SEEDS / spec["name"], state / "id_ed25519.pub", spec["name"])
     networks = []
     for network, interface in (("management", "mgmt0"), ("fabric", "fabric0")):
         if network in addresses:
@@ -137,21 +142,10 @@ def create_node(spec: dict[str, Any]) -> None:
         "--restart=unless-stopped",
         *(f"--sysctl={name}={value}" for name, value in TCP.items()),
         *networks,
+        f"--volume={state / SEEDS / spec['name']}:{SEED}:ro",
         *(f"--volume={source}:{target}:ro" for source, target in spec.get("mounts", {}).items()),
-        spec["image"],
-        "/sbin/init",
+        *(spec["image"], "/bin/sh", "-c", FIRST),
     )
-    with tempfile.TemporaryDirectory() as tmp:
-        key = Path(tmp) / "ssh_host_ed25519_key"
-        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", spec["name"], "-f", key], check=True)
-        public = " ".join(key.with_suffix(".pub").read_text().split()[:2])
-        # One call: each costs this machine a tenth of a second.
-        files = archive(
-            (f"etc/ssh/{key.name}", key, 0o600),
-            (f"etc/ssh/{key.name}.pub", key.with_suffix(".pub"), 0o644),
-            ("home/ops/.ssh/authorized_keys", state / "id_ed25519.pub", 0o644),
-        )
-        podman("cp", "-", f"{name}:/", data=files)
     podman("start", name)
     update_known_hosts(state / "known_hosts", addresses["management"], spec["ssh_port"], public)
     wait_for_ssh(addresses["management"], spec["ssh_port"], name)
@@ -159,6 +153,7 @@ def create_node(spec: dict[str, Any]) -> None:
 
 def destroy_node(spec: dict[str, Any]) -> None:
     podman("rm", "-f", "-i", "-t", "0", container(spec["cluster"], spec["name"]))
+    shutil.rmtree(Path(spec["state_dir"]) / SEEDS / spec["name"], ignore_errors=True)
     known_hosts = Path(spec["state_dir"]) / "known_hosts"
     if known_hosts.exists():
         update_known_hosts(known_hosts, spec["addresses"]["management"], spec["ssh_port"], None)
