@@ -21,6 +21,7 @@ from cluster.settings import (
     Networks,
     Ports,
     Section,
+    Storage,
     Subnet,
     VirtualWall,
 )
@@ -41,6 +42,7 @@ class Cluster(Section):
     allow_world_open: bool = False
     ports: Ports = Ports()
     features: Features = Features()
+    storage: Storage = Storage()
     fabrics: Annotated[dict[str, Fabric], Field(min_length=1)]
     active_fabric: str
     gpus_per_node: Annotated[int, Field(ge=0, le=16)] = 0
@@ -60,6 +62,10 @@ class Cluster(Section):
             raise ValueError(f"nodes: {self.nodes} are asked for, but baremetal.hosts has {len(self.baremetal.hosts)}")
         if self.baremetal and self.baremetal.networks.keys() != self.fabrics.keys():
             raise ValueError("baremetal.networks: give interface and subnet of each of fabrics, and of no other")
+        possible = {"local": ("glusterfs", "none"), "gpulab": ("none",)}.get(self.provider)
+        if possible and self.storage.backend not in possible:
+            fix = f"write {' or '.join(possible)}"
+            raise ValueError(f"storage.backend: provider {self.provider} cannot have {self.storage.backend}; {fix}")
         networks = self.networks.model_dump() if self.networks else {}
         named = {key: ipaddress.ip_network(value) for key, value in networks.items()}
         for (a, net_a), (b, net_b) in combinations(named.items(), 2):

@@ -39,7 +39,7 @@ class Fabric(Part):
 
 
 class Storage(Part):
-    backend: str
+    backend: Literal["none", "glusterfs", "nfs", "existing"]
     server: str
     path: str
 

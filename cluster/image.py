@@ -62,7 +62,7 @@ def node_key(cluster: Cluster) -> str:
     active = roles.active(cluster)
     files = [path for role in active for path in role_files(role)]
     files += [ROOT / "ansible/image.yml", ROOT / "versions.yml", ROOT / "nodes.lock"]
-    return digest_of(files, base_key(cluster.os_release), *active)
+    return digest_of(files, base_key(cluster.os_release), cluster.storage.backend, *active)
 
 
 def node_variables(state: State, cluster: Cluster) -> dict[str, object]:
@@ -71,6 +71,7 @@ def node_variables(state: State, cluster: Cluster) -> dict[str, object]:
         "state_dir": str(state.dir),
         "cluster_roles": roles.active(cluster),
         "node_key": node_key(cluster),
+        "shared_storage_backend": cluster.storage.backend,
         "wheelhouse": str(wheelhouse.folder()),
         "horovod_wheel_cache": str(CACHE / "horovod"),
     }

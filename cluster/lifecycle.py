@@ -121,6 +121,10 @@ def show_validation(result: dict[str, Any]) -> None:
         )
     console.print(table)
     console.print(f"MPI over the fabric: {result['mpi']}", markup=False)
+    if share := result["share"]:
+        console.print(
+            f"share {share['path']}: written by the head, read on {', '.join(share['read_on'])}", markup=False
+        )
 
 
 def next_steps(env: str, contract: Contract) -> None:

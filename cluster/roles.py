@@ -1,4 +1,5 @@
-"""Which roles a cluster's nodes get: ansible/roles.yml orders them, `features` in cluster.yml switches some off."""
+"""Which roles a cluster's nodes get: ansible/roles.yml orders them, `features` and `storage` in cluster.yml switch some
+off."""
 
 from __future__ import annotations
 
@@ -21,5 +22,5 @@ def ordered() -> list[str]:
 
 def active(cluster: Cluster) -> list[str]:
     """Roles without a feature are what every cluster is made of."""
-    switched = cluster.features.model_dump()
+    switched = cluster.features.model_dump() | {"storage": cluster.storage.backend != "none"}
     return [entry["role"] for entry in entries() if "feature" not in entry or switched[entry["feature"]]]

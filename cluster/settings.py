@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 from itertools import combinations
 from typing import Annotated, Literal
 
@@ -57,6 +58,27 @@ class Features(Section):
     """Roles that a cluster may have or not: the names stand in ansible/roles.yml. Off means nothing is installed."""
 
     data: bool = False
+
+
+# Folders a share cannot take the place of, and those with something of the system in them.
+TAKEN = {"home", "media", "mnt", "opt", "srv", "tmp", "var"}
+SYSTEM = {"bin", "boot", "dev", "etc", "lib", "lib32", "lib64", "libx32", "proc", "root", "run", "sbin", "sys", "usr"}
+
+
+def _share_path(value: str) -> str:
+    parts = value.split("/")[1:]
+    if not re.fullmatch(r"(/[A-Za-z0-9_][A-Za-z0-9_.-]*)+", value):
+        raise ValueError(f"{value!r} is not an absolute path of letters, digits and _ . -; write one such as /shared")
+    if parts[0] in SYSTEM or (len(parts) == 1 and parts[0] in TAKEN):
+        raise ValueError(f"{value!r} belongs to the system; write a folder of its own such as /shared")
+    return value
+
+
+class Storage(Section):
+    """A folder that all nodes see. none: there is none, and nothing of it is installed."""
+
+    backend: Literal["none", "glusterfs", "nfs", "existing"] = "none"
+    path: Annotated[str, AfterValidator(_share_path)] = "/shared"
 
 
 def _instance_type(value: str) -> str:

@@ -57,6 +57,7 @@ def inventory(contract: Contract, state: State, cluster: Cluster) -> dict[str, A
                 **tuning.role_variables(state.env, contract.active_fabric, contract.fabrics[contract.active_fabric]),
                 "contract_fabrics": {key: value.model_dump() for key, value in contract.fabrics.items()},
                 "contract_active_fabric": contract.active_fabric,
+                "contract_storage": contract.storage.model_dump(),
                 "contract_provider": contract.provider,
             },
         },

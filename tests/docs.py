@@ -30,10 +30,10 @@ fast and needs to know the other nodes. `ansible/roles.yml` gives their order.
 SCENARIOS = """
 ## What each scenario proves
 
-`.venv/bin/python tests/molecule/run.py [role ...]` boots nodes of its own for each role, applies the role in check
-mode, then really, then again (nothing may change), and tests what the nodes then do.
+`.venv/bin/python tests/molecule/run.py [scenario ...]` boots nodes of its own for each scenario, applies the role in
+check mode, then really, then again (nothing may change), and tests what the nodes then do.
 
-| role | nodes | proves |
+| scenario | nodes | proves |
 |---|---|---|
 """
 
@@ -93,30 +93,38 @@ def variables(role: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def claims(role: str) -> list[str]:
+def claims(folder: Path) -> list[str]:
     found = []
-    for path in sorted((ROOT / "roles" / role / "molecule/default/tests").glob("test_*.py")):
+    for path in sorted((folder / "tests").glob("test_*.py")):
         functions = [node for node in ast.parse(path.read_text()).body if isinstance(node, ast.FunctionDef)]
         names = [function.name.removeprefix("test_") for function in functions if function.name.startswith("test_")]
         found += [name.replace("_", " ") for name in names]
     return found
 
 
-def scenario(role: str) -> str:
-    path = ROOT / "roles" / role / "molecule/default/molecule.yml"
-    if not path.exists():
+def scenarios(role: str) -> str:
+    """A row for each scenario; one that borrows the tests of `default` says so."""
+    folder = ROOT / "roles" / role / "molecule"
+    if not (folder / "default").exists():
         return f"| {role} | | no scenario |\n"
-    platforms = yaml.safe_load(path.read_text())["platforms"]
-    nodes = ", ".join(platform["name"] for platform in platforms)
-    image = " and ".join(sorted({platform["image"] for platform in platforms}))
-    return f"| {role} | {nodes} ({image} image) | {'; '.join(claims(role))} |\n"
+    rows = ""
+    for path in sorted(folder.glob("*/molecule.yml")):
+        platforms = yaml.safe_load(path.read_text())["platforms"]
+        nodes = ", ".join(platform["name"] for platform in platforms)
+        image = " and ".join(sorted({platform["image"] for platform in platforms}))
+        key = role if path.parent.name == "default" else f"{role}/{path.parent.name}"
+        proves = f"the same as {role}" if (path.parent / "tests").is_symlink() else "; ".join(claims(path.parent))
+        settings = path.parent / "cluster.yml"
+        release = (yaml.safe_load(settings.read_text()) if settings.exists() else {}).get("os_release")
+        rows += f"| {key} | {nodes} ({f'{release} ' if release else ''}{image} image) | {proves} |\n"
+    return rows
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 when a file is stale")
     args = parser.parse_args()
-    text = HEAD + SCENARIOS + "".join(map(scenario, roles())) + "".join(map(variables, roles()))
+    text = HEAD + SCENARIOS + "".join(map(scenarios, roles())) + "".join(map(variables, roles()))
     wanted = {TARGET: text, SCHEMA: json.dumps(Trial.model_json_schema(), indent=1) + "\n"}
     stale = [path for path, content in wanted.items() if not path.exists() or path.read_text() != content]
     for path in stale:

@@ -21,7 +21,11 @@ output "cluster" {
     }
     fabrics       = local.fabrics
     active_fabric = local.cluster.active_fabric
-    storage       = { backend = "none", server = local.metal.hosts[0].name, path = "/shared" }
+    storage = {
+      backend = try(local.cluster.storage.backend, "none")
+      server  = local.metal.hosts[0].name
+      path    = try(local.cluster.storage.path, "/shared")
+    }
   }
 
   precondition {

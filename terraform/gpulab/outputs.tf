@@ -24,7 +24,11 @@ output "cluster" {
       }
     }
     active_fabric = local.cluster.active_fabric
-    storage       = { backend = "gpulab", server = "", path = "/shared" }
+    storage = {
+      backend = try(local.cluster.storage.backend, "none")
+      server  = ""
+      path    = try(local.cluster.storage.path, "/shared")
+    }
   }
   depends_on = [terraform_data.jobs]
 }

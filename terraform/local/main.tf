@@ -2,6 +2,8 @@
 locals {
   cluster = yamldecode(file(var.cluster_file)).cluster
   tool    = "${var.python} ${abspath(path.module)}/node.py"
+  # What a node needs to mount a share, and is not given otherwise.
+  gluster = try(local.cluster.storage.backend, "none") == "glusterfs"
 }
 
 module "nodes" {
@@ -21,9 +23,10 @@ resource "terraform_data" "node" {
     image     = var.image
     state_dir = var.state_dir
     tool      = local.tool
+    fuse      = local.gluster
   }
   # A new image alone does not replace a running node: Ansible brings it up to date in place.
-  triggers_replace = [each.value.addresses, local.cluster.name]
+  triggers_replace = [each.value.addresses, local.cluster.name, local.gluster]
 
   provisioner "local-exec" {
     command     = "${self.input.tool} create-node"

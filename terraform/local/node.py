@@ -137,8 +137,10 @@ def create_node(spec: dict[str, Any]) -> None:
             networks += [f"--network={spec['cluster']}-{network}:{address},interface_name={interface}"]
     podman(
         *("create", "--replace", "--name", name, "--hostname", spec["name"], "--label", f"{LABEL}={spec['cluster']}"),
-        # NET_ADMIN: firewall and shaping inside the node. SYS_ADMIN and fuse: mounting the share.
-        *("--systemd=always", "--cap-add=NET_ADMIN,SYS_ADMIN", "--device=/dev/fuse", "--shm-size=1g"),
+        # NET_ADMIN: firewall and shaping inside the node. Mounting a share by FUSE takes SYS_ADMIN too.
+        *("--systemd=always", "--cap-add=NET_ADMIN", "--shm-size=1g"),
+        *(["--cap-add=SYS_ADMIN", "--device=/dev/fuse"] if spec.get("fuse") else []),
+        *(f"--cap-add={name}" for name in spec.get("capabilities", [])),
         "--restart=unless-stopped",
         *(f"--sysctl={name}={value}" for name, value in TCP.items()),
         *networks,

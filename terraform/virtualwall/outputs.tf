@@ -29,6 +29,10 @@ output "cluster" {
       }
     }
     active_fabric = local.cluster.active_fabric
-    storage       = { backend = "none", server = "head", path = "/shared" }
+    storage = {
+      backend = try(local.cluster.storage.backend, "none")
+      server  = "head"
+      path    = try(local.cluster.storage.path, "/shared")
+    }
   }
 }

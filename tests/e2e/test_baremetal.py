@@ -128,6 +128,8 @@ def environments():
             admin_cidrs=[ADMIN],
             fabrics=fabrics,
             active_fabric="1g",
+            # Containers cannot mount NFS.
+            storage=room["cluster"]["storage"],
             # What the image holds, so that nothing need be installed.
             features=room["cluster"].get("features", {}),
         )

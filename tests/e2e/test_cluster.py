@@ -129,6 +129,7 @@ def test_deploy_gives_validated_nodes():
     assert result["ok"]
     assert len(result["ring"]) == 3
     assert result["mpi"].startswith("3 ranks")
+    assert result["share"] == {"path": "/shared", "read_on": ["head", "w1", "w2"]}
 
 
 def test_second_deploy_changes_nothing():
@@ -242,6 +243,9 @@ def test_node_gone_is_seen_and_repaired():
 
 
 def test_scale_touches_only_the_difference():
+    def let_in() -> bool:
+        return "10.81.1.13" in podman("exec", f"{ENV}-head", "gluster", "volume", "get", "share", "auth.allow")
+
     before = uptimes()
     cluster("scale", "--nodes", "4")
     assert set(uptimes()) == {"head", "w1", "w2", "w3"}
@@ -259,7 +263,9 @@ def test_scale_touches_only_the_difference():
     )
     assert limited.returncode == 0, limited.stdout
     assert re.search(r"^w3 .* changed=0 .* failed=0", limited.stdout, re.MULTILINE)
+    assert let_in()
     cluster("scale", "--nodes", "3")
+    assert not let_in()
     after = uptimes()
     assert set(after) == {"head", "w1", "w2"}
     assert all(after[node] >= before[node] for node in after)

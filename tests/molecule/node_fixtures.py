@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
-from collections.abc import Callable
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 import testinfra
@@ -40,6 +44,32 @@ class Nodes:
 
     def restart(self, name: str) -> None:
         self.scenario.restart(name)
+
+    def apply(self, half: str, without: str = "", **variables: object) -> subprocess.CompletedProcess[str]:
+        """Apply tasks/<half>.yml of the role once more, to a cluster that the node `without` has left."""
+        base = Path(__file__).resolve().parent
+        argv = [
+            "ansible-playbook",
+            "-i",
+            base / "nodes.py",
+            base / "converge.yml",
+            "-e",
+            json.dumps({"half": half, **variables}),
+        ]
+        env = self.scenario.state.environment() | {"WITHOUT": without}
+        return subprocess.run(argv, env=env, capture_output=True, text=True)
+
+    @contextmanager
+    def stranger(self, name: str, to: str) -> Iterator[None]:
+        """Meanwhile new connections from one node to another come from an address of the fabric that no node has."""
+        source = f"{self.address(name).rpartition('.')[0]}.200"
+        self[name].check_output(f"ip address add {source}/24 dev fabric0")
+        self[name].check_output(f"ip route add {self.address(to)}/32 dev fabric0 src {source}")
+        try:
+            yield
+        finally:
+            self[name].check_output(f"ip route del {self.address(to)}/32")
+            self[name].check_output(f"ip address del {source}/24 dev fabric0")
 
     def as_user(self, name: str, command: str) -> CommandResult:
         """Run a command in a login session of the training account, limits and all. Its exit code is 0 or 1."""

@@ -4,8 +4,9 @@
     nodes.py create | destroy | restart NODE | --list
 
 The scenario is the folder in MOLECULE_SCENARIO_DIRECTORY; its platforms say which nodes there are and from which image
-(node: every role's install half is there; base: bare Debian) they boot. Every role has its own cluster name, subnets,
-keys and known hosts, so scenarios neither meet each other nor a deployed cluster.
+(node: every role's install half is there; base: bare Debian) they boot. Its cluster.yml, where it has one, says in what
+the cluster differs from inventories/local. Every scenario has its own cluster name, subnets, keys and known hosts, so
+scenarios neither meet each other nor a deployed cluster. WITHOUT=NODE describes the cluster as if that node were gone.
 """
 
 from __future__ import annotations
@@ -28,17 +29,19 @@ from cluster import config, image
 from cluster import roles as cluster_roles
 from cluster.config import ROOT, Cluster
 from cluster.contract import Contract, parse
+from cluster.settings import Storage
 from cluster.state import State
 
 NETWORKS = ip_network("10.78.0.0/16")
 FIRST_ADDRESS = 10
 
 
-def roles() -> list[str]:
-    """Roles that have a scenario, in the order in which a node gets them."""
+def scenarios() -> list[str]:
+    """Every scenario, as ROLE (its default) or ROLE/SCENARIO, in the order in which a node gets the roles."""
     ordered = cluster_roles.ordered()
-    found = {path.parents[2].name for path in ROOT.glob("roles/*/molecule/default/molecule.yml")}
-    return [role for role in ordered if role in found] + sorted(found - set(ordered))
+    found = [(path.parents[2].name, path.parent.name) for path in ROOT.glob("roles/*/molecule/*/molecule.yml")]
+    found.sort(key=lambda one: (ordered.index(one[0]) if one[0] in ordered else len(ordered), one[0], one[1]))
+    return [role if name == "default" else f"{role}/{name}" for role, name in found]
 
 
 def dynamic_inventory() -> ModuleType:
@@ -50,28 +53,38 @@ def dynamic_inventory() -> ModuleType:
 
 
 class Scenario:
-    def __init__(self, role: str) -> None:
-        self.role = role
-        self.state = State(f"molecule-{role}")
-        self.folder = ROOT / "roles" / role / "molecule/default"
+    def __init__(self, key: str) -> None:
+        self.key = key
+        self.role, _, name = key.partition("/")
+        self.name = name or "default"
+        # Two checkouts that number a scenario alike use the same names and subnets: run.py lets the second wait.
+        self.number = scenarios().index(key)
+        self.state = State(f"molecule-{key.replace('/', '-')}")
+        self.folder = ROOT / "roles" / self.role / "molecule" / self.name
         self.platforms: list[dict[str, Any]] = yaml.safe_load((self.folder / "molecule.yml").read_text())["platforms"]
 
     @classmethod
     def current(cls) -> Scenario:
-        return cls(Path(os.environ["MOLECULE_SCENARIO_DIRECTORY"]).parents[1].name)
+        folder = Path(os.environ["MOLECULE_SCENARIO_DIRECTORY"])
+        role = folder.parents[1].name
+        return cls(role if folder.name == "default" else f"{role}/{folder.name}")
 
     @cached_property
     def cluster(self) -> Cluster:
-        """The local environment's cluster.yml, on networks of its own."""
-        position = roles().index(self.role)
-        management, fabric = list(NETWORKS.subnets(new_prefix=24))[2 * position : 2 * position + 2]
-        changed = {
-            "name": f"molecule-{self.role}",
+        """The local environment's cluster.yml with the scenario's changes, on networks of its own."""
+        management, fabric = list(NETWORKS.subnets(new_prefix=24))[2 * self.number : 2 * self.number + 2]
+        file = self.folder / "cluster.yml"
+        changed: dict[str, Any] = yaml.safe_load(file.read_text()) if file.exists() else {}
+        changed |= {
+            "name": f"molecule-{self.number}",
             "nodes": len(self.platforms),
             "networks": {"management": str(management), "fabric": str(fabric)},
             "admin_cidrs": [f"{management[1]}/32"],
         }
-        return Cluster.model_validate(config.load("local").model_dump() | changed)
+        local = config.load("local")
+        storage = Storage.model_validate(changed.pop("storage", local.storage.model_dump()))
+        # The share is set apart: a scenario may have a backend that is not for containers, to show what can be shown.
+        return Cluster.model_validate(local.model_dump() | changed).model_copy(update={"storage": storage})
 
     def addresses(self, position: int) -> dict[str, str]:
         networks = self.cluster.networks.model_dump().items()
@@ -84,15 +97,21 @@ class Scenario:
             "name": platform["name"],
             "addresses": self.addresses(position),
             "ssh_port": self.cluster.ports.ssh,
-            "image": os.environ.get(f"{platform['image'].upper()}_IMAGE", ""),
+            "image": os.environ.get(self.image_variable(platform), ""),
             "state_dir": str(self.state.dir),
+            "fuse": self.cluster.storage.backend != "none",
+            "capabilities": platform.get("capabilities", []),
         }
+
+    def image_variable(self, platform: dict[str, Any]) -> str:
+        """Name of the variable in which run.py hands over the image that a platform boots."""
+        return f"{platform['image']}_{self.cluster.os_release}_IMAGE".upper()
 
     def contract(self) -> Contract:
         """What Terraform would have said of the platforms that are in the group cluster."""
         nodes = {}
         for position, platform in enumerate(self.platforms):
-            if "cluster" in platform["groups"]:
+            if "cluster" in platform["groups"] and platform["name"] != os.environ.get("WITHOUT"):
                 addresses = self.addresses(position)
                 nodes[platform["name"]] = {
                     "index": position,
@@ -111,7 +130,7 @@ class Scenario:
             {
                 **{"name": self.cluster.name, "provider": "local", "ssh": ssh, "nodes": nodes, "fabrics": fabrics},
                 **{"active_fabric": self.cluster.active_fabric},
-                "storage": {"backend": "none", "server": "head", "path": "/shared"},
+                "storage": {"server": "head", **self.cluster.storage.model_dump()},
             }
         )
 
@@ -134,7 +153,7 @@ class Scenario:
         env = self.state.environment() | {"INPUT": json.dumps(spec)}
         done = subprocess.run([sys.executable, image.NODE_TOOL, action], env=env, capture_output=True, text=True)
         if done.returncode:
-            raise SystemExit(f"{self.role}: {action}: {done.stderr.strip()}")
+            raise SystemExit(f"{self.key}: {action}: {done.stderr.strip()}")
 
     def create(self) -> None:
         self.destroy()

@@ -1,9 +1,9 @@
 """Run the roles' Molecule scenarios: one line each, then how many passed.
 
-    run.py [-j JOBS] [ROLE ...]
+    run.py [-j JOBS] [ROLE | ROLE/SCENARIO ...]
 
-What a scenario printed is in .state/molecule-logs/<role>.log; its last lines are shown when it fails. Whatever happens,
-its nodes, networks and keys are removed.
+A role alone stands for its scenario `default`. What one printed is in .state/molecule-logs/<role>[-<scenario>].log;
+its last lines are shown when it fails. Whatever happens, its nodes, networks and keys are removed.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
-from nodes import Scenario, roles
+from nodes import Scenario, scenarios
 
-from cluster import image
+from cluster import config, image
 from cluster.config import ROOT
 from cluster.errors import InfraError, UserError
 from cluster.process import die_with_parent, end_leftovers
@@ -33,37 +33,46 @@ LOGS = ROOT / ".state/molecule-logs"
 SHOWN_LINES = 40
 
 
-def images() -> dict[str, str]:
-    """The variables that tell nodes.py which images to boot."""
+def images(chosen: list[str]) -> dict[str, str]:
+    """The variables that tell nodes.py which images to boot, for the images that the scenarios use."""
     state = State("molecule")
     state.prepare()
-    cluster = Scenario(roles()[0]).cluster.model_copy(update={"name": "molecule"})
 
     def say(text: str) -> None:
         print(f"image: {text}", flush=True)
 
-    found = {
-        "BASE_IMAGE": image.ensure_base(state, cluster.os_release, say),
-        "NODE_IMAGE": image.ensure(state, cluster, say),
-    }
+    found: dict[str, str] = {}
+    for scenario in map(Scenario, chosen):
+        for platform in scenario.platforms:
+            variable = scenario.image_variable(platform)
+            if variable in found:
+                continue
+            if platform["image"] == "base":
+                found[variable] = image.ensure_base(state, scenario.cluster.os_release, say)
+            else:
+                cluster = config.load("local").model_copy(update={"name": "molecule"})
+                found[variable] = image.ensure(state, cluster, say)
     state.remove()
     return found
 
 
+def log_of(key: str) -> Path:
+    return LOGS / f"{key.replace('/', '-')}.log"
+
+
 @contextmanager
-def alone(role: str) -> Iterator[None]:
+def alone(scenario: Scenario) -> Iterator[None]:
     """Two checkouts would use the same names and subnets: the second waits."""
     CACHE.mkdir(parents=True, exist_ok=True)
-    with (CACHE / f"molecule-{role}.lock").open("w") as lock:
+    with (CACHE / f"{scenario.cluster.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 
-def run(role: str, variables: dict[str, str]) -> tuple[bool, float]:
-    scenario = Scenario(role)
+def run(key: str, variables: dict[str, str]) -> tuple[bool, float]:
+    scenario = Scenario(key)
     state = scenario.state
-    log = LOGS / f"{role}.log"
-    with alone(role), state.locked():
+    with alone(scenario), state.locked():
         start = time.monotonic()
         end_leftovers(state.dir)
         state.prepare()
@@ -71,10 +80,10 @@ def run(role: str, variables: dict[str, str]) -> tuple[bool, float]:
         env |= {"PYTHONPATH": f"{BASE}:{ROOT}", "PYTHONDONTWRITEBYTECODE": "1", "ANSIBLE_FORCE_COLOR": "0"}
         env |= {"NO_COLOR": "1", "MOLECULE_EPHEMERAL_DIRECTORY": str(state.dir / "molecule")}
         try:
-            with log.open("w") as out:
+            with log_of(key).open("w") as out:
                 done = subprocess.run(
-                    ["molecule", "--base-config", BASE / "base.yml", "test", "--destroy=always"],
-                    cwd=ROOT / "roles" / role,
+                    ["molecule", "--base-config", BASE / "base.yml", "test", "-s", scenario.name, "--destroy=always"],
+                    cwd=ROOT / "roles" / scenario.role,
                     env=env,
                     stdout=out,
                     stderr=subprocess.STDOUT,
@@ -89,20 +98,20 @@ def run(role: str, variables: dict[str, str]) -> tuple[bool, float]:
     return done.returncode == 0, time.monotonic() - start
 
 
-def report(role: str, passed: bool, seconds: float) -> None:
-    print(f"{role:10s} {'passed' if passed else 'FAILED':7s} {seconds:6.1f} s", flush=True)
+def report(key: str, passed: bool, seconds: float) -> None:
+    print(f"{key:22s} {'passed' if passed else 'FAILED':7s} {seconds:6.1f} s", flush=True)
     if not passed:
-        lines = (LOGS / f"{role}.log").read_text().splitlines()[-SHOWN_LINES:]
+        lines = log_of(key).read_text().splitlines()[-SHOWN_LINES:]
         print("\n".join(f"    {line}" for line in lines), flush=True)
 
 
 def main() -> int:
-    known = roles()
+    known = scenarios()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("roles", nargs="*", metavar="ROLE", help=f"default: all of {', '.join(known)}")
+    parser.add_argument("scenarios", nargs="*", metavar="SCENARIO", help=f"default: all of {', '.join(known)}")
     parser.add_argument("-j", "--jobs", type=int, default=2, help="scenarios at a time (default 2)")
     args = parser.parse_args()
-    unknown = [role for role in args.roles if role not in known]
+    unknown = [key for key in args.scenarios if key not in known]
     if unknown or args.jobs < 1:
         wrong = f"{unknown[0]}: no such scenario; choose of {', '.join(known)}" if unknown else "--jobs: at least 1"
         print(f"molecule: {wrong}", file=sys.stderr)
@@ -111,21 +120,21 @@ def main() -> int:
     LOGS.mkdir(parents=True, exist_ok=True)
     failed = 0
     # The last roles take longest, so they start first.
-    chosen = args.roles or known[::-1]
+    chosen = args.scenarios or known[::-1]
     try:
-        variables = images()
+        variables = images(chosen)
         with ThreadPoolExecutor(args.jobs) as pool:
-            running = {role: pool.submit(run, role, variables) for role in chosen}
+            running = {key: pool.submit(run, key, variables) for key in chosen}
             try:
-                for role, future in running.items():
+                for key, future in running.items():
                     passed, seconds = future.result()
-                    report(role, passed, seconds)
+                    report(key, passed, seconds)
                     failed += not passed
             except BaseException:
                 # Else we would wait until the scenarios are done. Ended, each cleans up after itself.
                 pool.shutdown(wait=False, cancel_futures=True)
-                for role in chosen:
-                    end_leftovers(Scenario(role).state.dir)
+                for key in chosen:
+                    end_leftovers(Scenario(key).state.dir)
                 raise
     except (UserError, InfraError) as error:
         print(f"molecule: {error}", file=sys.stderr)

@@ -74,6 +74,7 @@ class Wall:
                 ssh_port=22,
                 image=os.environ["STANDIN_IMAGE"],
                 state_dir=str(self.folder),
+                fuse=True,
             )
 
         with ThreadPoolExecutor(2) as pool:

@@ -59,6 +59,7 @@ class Wall:
             **{"name": ENV, "nodes": 2, "admin_cidrs": ["10.86.0.1/32"], "active_fabric": "1g", "gpus_per_node": 0},
             # The same roles as the local cluster: its image is there and holds them.
             "features": config.load("local").features.model_dump(),
+            "storage": config.load("local").storage.model_dump(),
             # The stand-in's LAN has no rate of its own, so the nodes keep it.
             **{"gpu_model": "none", "fabrics": {"1g": {"rate_gbps": 1, "transport": "tcp", "shaped": True}}},
         }

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from cluster import config
+from cluster import config, image, roles
 from cluster.errors import UserError
 
 GOOD = yaml.safe_load(config.cluster_file("local").read_text())["cluster"]
@@ -51,6 +51,14 @@ def test_count_given_on_the_command_line_wins(env):
         ({"networks": {"management": "10.1.0.0/24", "fabric": "10.1.0.128/25"}}, "networks.fabric"),
         ({"networks": {"management": "10.1.0.0/24", "fabric": "ten"}}, "cluster.networks.fabric"),
         ({"networks": None}, "cluster.networks"),
+        ({"storage": {"backend": "afs"}}, "cluster.storage.backend"),
+        ({"storage": {"backend": "nfs"}}, "storage.backend: provider local cannot have nfs; write glusterfs or none"),
+        ({"storage": {"path": "shared"}}, "cluster.storage.path"),
+        ({"storage": {"path": "/"}}, "cluster.storage.path"),
+        ({"storage": {"path": "/etc/shared"}}, "cluster.storage.path"),
+        ({"storage": {"path": "/home"}}, "cluster.storage.path"),
+        ({"storage": {"path": "/sh ared"}}, "cluster.storage.path"),
+        ({"storage": {"quota": 3}}, "cluster.storage.quota"),
     ],
 )
 def test_wrong_field_is_named_in_one_line(env, changes, field):
@@ -58,6 +66,24 @@ def test_wrong_field_is_named_in_one_line(env, changes, field):
         env(**changes)
     assert field in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_share_is_there_when_it_has_a_backend(env):
+    assert "shared_storage" in roles.active(env())
+    assert "shared_storage" not in roles.active(env(storage={"backend": "none"}))
+    assert "shared_storage" not in roles.active(env(storage=None))
+
+
+def test_image_depends_on_the_backend(env):
+    assert image.node_key(env()) != image.node_key(env(storage={"backend": "none"}))
+
+
+@pytest.mark.parametrize(
+    ("name", "backend"),
+    [("local", "glusterfs"), ("aws", "nfs"), ("baremetal", "nfs"), ("virtualwall", "nfs"), ("gpulab", "none")],
+)
+def test_shipped_backends(name, backend):
+    assert config.load(name).storage.backend == backend
 
 
 def test_unknown_environment_lists_the_known_ones():

@@ -62,6 +62,19 @@ run "contract_has_every_fabric" {
   }
 }
 
+run "share_is_what_cluster_yml_says" {
+  command = plan
+
+  assert {
+    condition     = output.cluster.storage == { backend = "glusterfs", server = "head", path = "/data/share" }
+    error_message = "storage of cluster.yml belongs into the contract, got ${jsonencode(output.cluster.storage)}"
+  }
+  assert {
+    condition     = terraform_data.node["w1"].input.fuse
+    error_message = "nodes with a GlusterFS share are given FUSE"
+  }
+}
+
 run "too_many_nodes_are_refused" {
   command = plan
   variables {

@@ -1,0 +1,119 @@
+import re
+
+import pytest
+
+EXPORTS = "/etc/exports.d/horovod-cluster.exports"
+SQUASH = {"root_squash": "Root_Squash", "no_root_squash": "No_Root_Squash"}
+ACCESS = {"rw": "RW", "ro": "RO"}
+
+
+def exported(nodes):
+    """What the kernel's server would be told: (folder, client, options) per line of the role's exports."""
+    lines = nodes["head"].check_output(f"cat {EXPORTS}").splitlines()
+    return [re.fullmatch(r"(\S+) (\S+)\((\S+)\)", line).groups() for line in lines]
+
+
+def configuration(nodes):
+    """The same in the words of NFS-Ganesha, which needs no kernel."""
+    host = nodes["head"].check_output("awk -F= '$1 == \"host\" {print $2}' /etc/nfs.conf.d/horovod-cluster.conf")
+    text = f"NFS_Core_Param {{ Protocols = 4; Bind_addr = {host}; }}\n"
+    text += "NFSv4 { Graceless = true; Grace_Period = 1; Lease_Lifetime = 1; }\n"
+    (folder,) = {folder for folder, _, _ in exported(nodes)}
+    text += f"EXPORT {{ Export_Id = 1; Path = {folder}; Pseudo = {folder}; Access_Type = None; FSAL {{ Name = VFS; }}\n"
+    for _, client, given in exported(nodes):
+        options = given.split(",")
+        access, squash = (next(known[o] for o in options if o in known) for known in (ACCESS, SQUASH))
+        text += f"CLIENT {{ Clients = {client}; Access_Type = {access}; Squash = {squash}; }}\n"
+    return text + "}\n"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def server(nodes):
+    head = nodes["head"]
+    wait = "timeout 30 sh -c 'until {}; do sleep 0.2; done'"
+    assert nodes.run("head", wait.format("mountpoint -q /shared")).rc == 0
+    head.check_output("systemctl stop nfs-ganesha.service nfs-server.service nfs-mountd.service")
+    head.check_output(f"mkdir -p /run/ganesha && cat > /run/ganesha/test.conf <<'END'\n{configuration(nodes)}END")
+    start = "systemd-run --quiet --collect --unit=ganesha -p KillMode=control-group"
+    head.check_output(
+        f"{start} ganesha.nfsd -F -f /run/ganesha/test.conf -L /run/ganesha/log -N EVENT -p /run/ganesha/pid"
+    )
+    done = nodes.run("head", wait.format("ss -Hltn sport = 2049 | grep -q ."))
+    assert done.rc == 0, head.check_output("tail -n 30 /run/ganesha/log")
+    yield
+    head.run("systemctl stop ganesha")
+
+
+def url(nodes, file, user=1500):
+    return f"'nfs://{nodes.address('head')}/srv/share/nfs/{file}?version=4&uid={user}&gid={user}'"
+
+
+def read(nodes, file):
+    return nodes.run("w1", f"nfs-cat {url(nodes, file)}")
+
+
+def write(nodes, source, file, user=1500):
+    return nodes.run("w1", f"nfs-cp {source} {url(nodes, file, user)}")
+
+
+def test_what_the_head_writes_a_worker_reads(nodes):
+    assert nodes.as_user("head", "echo one > /shared/results/from-head").rc == 0
+    done = read(nodes, "results/from-head")
+    assert done.stdout == "one\n", done.stderr
+
+
+def test_what_a_worker_writes_the_head_reads(nodes):
+    done = write(nodes, "/etc/hostname", "results/from-w1")
+    assert done.rc == 0, done.stderr
+    assert nodes.as_user("head", "cat /shared/results/from-w1").stdout == "w1\n"
+    assert nodes["head"].check_output("stat -c %U /shared/results/from-w1") == "horovod"
+
+
+def test_root_of_a_worker_is_nobody(nodes):
+    assert write(nodes, "/etc/hostname", "results/from-root", user=0).rc != 0
+    assert not nodes["head"].file("/shared/results/from-root").exists
+
+
+def test_stranger_on_the_fabric_reads_nothing(nodes):
+    with nodes.stranger("w1", to="head"):
+        assert read(nodes, "results/from-head").rc != 0
+    assert read(nodes, "results/from-head").stdout == "one\n"
+
+
+def test_full_share_gives_a_clear_error(nodes):
+    nodes["w1"].check_output("truncate -s 32M /root/big")
+    done = write(nodes, "/root/big", "results/big")
+    assert done.rc != 0
+    assert "NOSPC" in done.stdout + done.stderr
+    nodes["head"].check_output("rm /shared/results/big")
+
+
+def test_worker_asks_for_this_share_and_tries_until_it_gets_it(nodes):
+    """The kernel here has no NFS; what can be shown is that mount(8) takes the request, and that the unit goes on."""
+    ask = '. /etc/horovod-cluster/storage; mount -f -v -t "$TYPE" -o "$OPTIONS" "$WHAT" "$WHERE"'
+    done = nodes.run("w1", f"sh -c '{ask}'")
+    assert done.rc == 0, done.stderr
+    assert f"addr={nodes.address('head')}" in done.stdout
+    assert nodes["w1"].check_output("systemctl show -P Result shared-storage") == "exit-code"
+    assert int(nodes["w1"].check_output("systemctl show -P NRestarts shared-storage")) > 1
+    for name in nodes.names:
+        assert nodes.run(name, "systemd-analyze verify shared-storage.service nfs-server.service").rc == 0
+
+
+def test_node_that_left_is_exported_to_no_more(nodes):
+    assert nodes.address("w1") in {client for _, client, _ in exported(nodes)}
+    assert nodes.apply("configure", without="w1").returncode == 0
+    assert exported(nodes) == []
+
+
+def test_removal_leaves_the_data_and_nothing_else(nodes):
+    done = nodes.apply("remove")
+    assert done.returncode == 0, done.stdout
+    for name in nodes.names:
+        assert nodes.run(name, "mountpoint -q /shared").rc != 0
+        assert nodes[name].check_output("dpkg-query -W -f '${Package}\\n' | grep nfs-kernel-server | cat") == ""
+        assert (
+            nodes[name].check_output("find /etc /usr/local -name '*shared-storage*' -o -name horovod-cluster.exports")
+            == ""
+        )
+    assert nodes["head"].file("/srv/share/nfs/results/from-head").content_string == "one\n"
