@@ -18,7 +18,7 @@ A module costs a node 0.25 s of CPU, and copy or template are two each; a role h
 
     node_files:
       roles: [common, ssh]              the same for the configure halves of several roles at once: their
-                                        tasks/configure.yml is one node_files task, and nothing else
+                                        tasks/configure.yml is one node_files task, or empty
 
 Knows check and diff mode.
 """
@@ -87,10 +87,12 @@ class ActionModule(ActionBase):
         def load(path: str) -> Any:
             return self._loader.load_from_file(str(folder / path), trusted_as_template=True)
 
-        tasks = load("tasks/configure.yml")
+        tasks = load("tasks/configure.yml") or [{"node_files": {"files": []}}]
         if len(tasks) != 1 or tasks[0].keys() - {"name", "vars", "node_files"}:
             raise AnsibleActionFail(f"{folder.name}/tasks/configure.yml: must be one node_files task and nothing else")
-        variables = {**load("defaults/main.yml"), **task_vars, **tasks[0].get("vars", {})}
+        fixed = load("vars/main.yml") if (folder / "vars/main.yml").exists() else {}
+        own = {"role_path": str(folder), **fixed, **tasks[0].get("vars", {})}
+        variables = {**load("defaults/main.yml"), **task_vars, **own}
         templar = self._templar.copy_with_new_env(available_variables=variables)
         return templar.template(tasks[0]["node_files"]["files"]), folder, variables
 
