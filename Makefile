@@ -34,6 +34,9 @@ tune: setup ## find and keep the fastest settings of a fabric, in five minutes  
 jupyter: setup ## open a run in JupyterLab on this machine   [RUN=folder]
 	@$(VENV)/bench jupyter $(or $(RUN),latest)
 
+lab: setup ## where the cluster's JupyterLab is and where its token is kept   [ENV=]
+	@$(CLUSTER) lab
+
 predict: setup ## hold the predictor against every published table
 	@$(VENV)/bench predict --validate
 
@@ -86,6 +89,7 @@ test: setup ## everything CI runs: check, terraform, aws, end to end, testbeds, 
 lock: setup ## pin the Python packages anew
 	@$(VENV)/pip-compile -q --strip-extras --generate-hashes --allow-unsafe --no-emit-index-url --no-emit-find-links --extra dev --extra terraform -o requirements.lock pyproject.toml
 	@$(VENV)/pip-compile -q --strip-extras --generate-hashes --allow-unsafe --no-emit-index-url --no-emit-find-links -o nodes.lock nodes.in
+	@$(VENV)/pip-compile -q --strip-extras --generate-hashes --allow-unsafe --no-emit-index-url --no-emit-find-links -o jupyter.lock jupyter.in
 	@$(VENV)/pip-compile -q --strip-extras --generate-hashes --allow-unsafe --no-emit-index-url --no-emit-find-links -o gpulab.lock gpulab.in
 	@$(VENV)/pip-compile -q --strip-extras --generate-hashes --allow-unsafe --no-emit-index-url --no-emit-find-links -o tests/checkov/checkov.lock tests/checkov/checkov.in
 
@@ -104,4 +108,4 @@ perf-report: setup ## measure how fast 10,000 trials become a report
 perf-data: setup ## measure the data path against the usual pipeline and against cat
 	@OMP_NUM_THREADS=1 $(VENV)/python tests/perf/data.py
 
-.PHONY: help deploy bench report explain comm tune jupyter predict perf-predict perf-report perf-data status scale shell doctor plan adopt cost destroy clean setup check test lock perf-deploy perf-comm
+.PHONY: help deploy bench report explain comm tune jupyter lab predict perf-predict perf-report perf-data status scale shell doctor plan adopt cost destroy clean setup check test lock perf-deploy perf-comm

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from cluster import adopt, artefacts, cost, doctor, lifecycle, plan
+from cluster import adopt, artefacts, cost, doctor, lab, lifecycle, plan
 from cluster.errors import InfraError, UserError
 
 
@@ -32,6 +32,9 @@ def main(argv: list[str] | None = None) -> int:
     command("adopt", "show the host keys of existing machines and pin them")
     command("cost", "what the nodes cost per hour and so far, and the budget")
     command("artefacts", "every package, wheel, image and file with version and checksum, for sites without internet")
+    command("lab", "where the cluster's JupyterLab is and where its token is kept").add_argument(
+        "--show-token", action="store_true", help="print the token itself"
+    )
     command("destroy", "remove every node, network, key and state of the environment")
     command("renew", "keep the nodes of a testbed for longer")
     command("training-image", "make the container image that GPULab jobs run")
@@ -54,6 +57,8 @@ def main(argv: list[str] | None = None) -> int:
             return cost.run(args.env, args.json)
         if args.command == "artefacts":
             return artefacts.run(args.env, args.json)
+        if args.command == "lab":
+            return lab.run(args.env, args.show_token, args.json)
         if args.command == "destroy":
             lifecycle.destroy(args.env)
         elif args.command == "renew":

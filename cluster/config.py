@@ -18,6 +18,7 @@ from cluster.settings import (
     Fabric,
     Features,
     Gpulab,
+    JupyterLab,
     Networks,
     Ports,
     Section,
@@ -43,6 +44,7 @@ class Cluster(Section):
     ports: Ports = Ports()
     features: Features = Features()
     storage: Storage = Storage()
+    jupyterlab: JupyterLab = JupyterLab()
     fabrics: Annotated[dict[str, Fabric], Field(min_length=1)]
     active_fabric: str
     gpus_per_node: Annotated[int, Field(ge=0, le=16)] = 0

@@ -1,7 +1,7 @@
 """The node image: made once per content, booted N times.
 
 base   Debian with systemd and SSH, from mmdebstrap       key: release, packages, this machine's CA certificates
-node   base plus every role's install half (image.yml)    key: base, roles, versions.yml, nodes.lock
+node   base plus every role's install half (image.yml)    key: base, roles, versions.yml, the roles' locks
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ BASE_PACKAGES = (
 CA_ANCHORS = Path("/usr/local/share/ca-certificates")
 NODE_TOOL = ROOT / "terraform/local/node.py"
 BUILD_SUBNET = "10.76.255.0/24"
-WHEELHOUSE_ON_NODE = "/var/cache/wheelhouse"  # horovod_packages in roles/horovod
+# horovod_packages in roles/horovod, jupyterlab_packages in roles/jupyterlab
+WHEELHOUSES_ON_NODE = {"horovod": "/var/cache/wheelhouse", "jupyterlab": "/var/cache/wheelhouse-jupyterlab"}
 
 
 def sudo() -> list[str]:
@@ -61,7 +62,7 @@ def node_key(cluster: Cluster) -> str:
     """What the install halves of the cluster's roles depend on."""
     active = roles.active(cluster)
     files = [path for role in active for path in role_files(role)]
-    files += [ROOT / "ansible/image.yml", ROOT / "versions.yml", ROOT / "nodes.lock"]
+    files += [ROOT / "ansible/image.yml", ROOT / "versions.yml", *wheelhouse.locks(active).values()]
     return digest_of(files, base_key(cluster.os_release), cluster.storage.backend, *active)
 
 
@@ -72,7 +73,8 @@ def node_variables(state: State, cluster: Cluster) -> dict[str, object]:
         "cluster_roles": roles.active(cluster),
         "node_key": node_key(cluster),
         "shared_storage_backend": cluster.storage.backend,
-        "wheelhouse": str(wheelhouse.folder()),
+        "wheelhouse": str(wheelhouse.folder("horovod")),
+        "wheelhouse_jupyterlab": str(wheelhouse.folder("jupyterlab")),
         "horovod_wheel_cache": str(CACHE / "horovod"),
     }
 
@@ -96,7 +98,7 @@ def ensure(state: State, cluster: Cluster, say: Callable[[str], None]) -> str:
         base = ensure_base(state, release, say)
         log = state.log("image")
         say("filling the wheelhouse")
-        wheels = wheelhouse.fill(log)
+        wheels = wheelhouse.fill(roles.active(cluster), log)
         say("running the roles' install halves; Horovod is compiled unless its wheel is cached")
         bake(state, cluster, base, image, wheels, log)
     return image
@@ -145,7 +147,7 @@ def make_base(state: State, release: str, image: str, log: Path) -> None:
         run_logged([*sudo(), "podman", "import", "--quiet", tar, image], log, state.environment(), "podman import")
 
 
-def bake(state: State, cluster: Cluster, base: str, image: str, wheels: Path, log: Path) -> None:
+def bake(state: State, cluster: Cluster, base: str, image: str, wheels: dict[str, Path], log: Path) -> None:
     """Boot a builder from base, run image.yml on it, keep the result as image."""
     name = f"{cluster.name}-build"
     address = BUILD_SUBNET.replace("0/24", "10")
@@ -153,7 +155,7 @@ def bake(state: State, cluster: Cluster, base: str, image: str, wheels: Path, lo
         **{"cluster": name, "name": "builder", "addresses": {"management": address}, "ssh_port": 22},
         **{"image": base, "state_dir": str(state.dir)},
         # Mounted, the packages need not be copied and do not end up in the image.
-        "mounts": {str(wheels): WHEELHOUSE_ON_NODE},
+        "mounts": {str(path): WHEELHOUSES_ON_NODE[role] for role, path in wheels.items()},
     }
     network = {"cluster": name, "name": f"{name}-management", "subnet": BUILD_SUBNET, "internal": False}
     (CACHE / "horovod").mkdir(parents=True, exist_ok=True)

@@ -16,7 +16,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from cluster import config, image, providers, ssh, wheelhouse
+from cluster import config, image, lab, providers, roles, ssh, wheelhouse
 from cluster.config import ROOT, Cluster
 from cluster.contract import Contract
 from cluster.errors import InfraError, UserError
@@ -77,13 +77,14 @@ def deploy(env: str, nodes: int | None, as_json: bool) -> None:
         with phase("image"):
             if not provider.image(say):
                 say("nodes get everything from Ansible: filling the wheelhouse for them")
-                wheelhouse.fill(state.log("image"))
+                wheelhouse.fill(roles.active(cluster), state.log("image"))
         with phase(f"terraform: {cluster.nodes} nodes"):
             contract = apply(state, cluster, provider)
             provider.applied(contract, say)
         if not provider.machines:
             say(f"{len(contract.nodes)} jobs can be started; next: make bench ENV={env}")
             return
+        lab.prepare(state, cluster, contract)
         with phase("ansible: configure"):
             changed = count_changes(playbook(state, "site.yml"))
             say(f"ansible changed {changed} things")
@@ -94,7 +95,7 @@ def deploy(env: str, nodes: int | None, as_json: bool) -> None:
         print(json.dumps(result, indent=1))
     else:
         show_validation(result)
-        next_steps(env, contract)
+        next_steps(env, contract, cluster.features.jupyterlab)
 
 
 def apply(state: State, cluster: Cluster, provider: Provider) -> Contract:
@@ -127,12 +128,14 @@ def show_validation(result: dict[str, Any]) -> None:
         )
 
 
-def next_steps(env: str, contract: Contract) -> None:
+def next_steps(env: str, contract: Contract, has_lab: bool) -> None:
     suffix = "" if env == "local" else f" ENV={env}"
+    line = f"  make lab{suffix}                where its JupyterLab is, and the token\n" if has_lab else ""
     console.print(
         f"\n{len(contract.nodes)} nodes are up and validated. Next:\n"
         f"  make bench{suffix}              measure how training scales on them\n"
         f"  make shell NODE=head{suffix}    log in\n"
+        f"{line}"
         f"  make status{suffix}             look at them\n"
         f"  make destroy{suffix}            remove everything",
         markup=False,

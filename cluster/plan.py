@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cluster import config, providers
+from cluster import config, lab, providers
 from cluster.errors import InfraError
 from cluster.lifecycle import playbook, say
 from cluster.state import State
@@ -29,6 +29,7 @@ def run(env: str, nodes: int | None) -> int:
         except InfraError:
             say("no node is up yet, so there is nothing to ask Ansible about")
             return 0
+        lab.prepare(state, cluster, contract)
         say(f"ansible: what would change on {len(contract.nodes)} nodes")
         print(playbook(state, "site.yml", "--check", "--diff"))
     return 0

@@ -58,6 +58,20 @@ class Features(Section):
     """Roles that a cluster may have or not: the names stand in ansible/roles.yml. Off means nothing is installed."""
 
     data: bool = False
+    jupyterlab: bool = False
+
+
+class JupyterLab(Section):
+    """The certificate that the cluster's JupyterLab shows; without one, deploy makes one."""
+
+    certificate: str | None = Field(default=None, description="PEM file on this machine, with its chain")
+    key: str | None = Field(default=None, description="PEM file of its private key, without a password")
+
+    @model_validator(mode="after")
+    def both(self) -> JupyterLab:
+        if (self.certificate is None) != (self.key is None):
+            raise ValueError("give certificate and key, or neither")
+        return self
 
 
 # Folders a share cannot take the place of, and those with something of the system in them.

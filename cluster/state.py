@@ -52,6 +52,18 @@ class State:
     def validation(self) -> Path:
         return self.dir / "validation.json"
 
+    @property
+    def lab_token(self) -> Path:
+        return self.dir / "lab_token"
+
+    @property
+    def lab_certificate(self) -> Path:
+        return self.dir / "lab.crt"
+
+    @property
+    def lab_key(self) -> Path:
+        return self.dir / "lab.key"
+
     def log(self, name: str) -> Path:
         return self.dir / "logs" / f"{name}.log"
 

@@ -1,6 +1,6 @@
-"""The folder of Python packages that nodes install from: filled once by the controller, so nodes need no index.
+"""The folders of Python packages that nodes install from: filled once by the controller, so nodes need no index.
 
-It also serves sites without internet: copy the cache folder there.
+They also serve sites without internet: copy the cache folder there.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 from cluster.config import ROOT, versions
@@ -15,28 +16,43 @@ from cluster.errors import InfraError
 from cluster.process import run_logged
 from cluster.state import CACHE
 
-LOCK = ROOT / "nodes.lock"
+# role -> what it installs
+LOCKS = {"horovod": ROOT / "nodes.lock", "jupyterlab": ROOT / "jupyter.lock"}
 
 
-def wheelhouse_key() -> str:
-    digest = hashlib.sha256(LOCK.read_bytes())
-    digest.update(versions()["horovod"].encode())
-    return digest.hexdigest()[:12]
+def locks(roles: Iterable[str]) -> dict[str, Path]:
+    return {role: LOCKS[role] for role in roles if role in LOCKS}
 
 
-def folder() -> Path:
-    return CACHE / "wheelhouse" / wheelhouse_key()
+def folder(role: str) -> Path:
+    digest = hashlib.sha256(LOCKS[role].read_bytes())
+    if role == "horovod":
+        digest.update(versions()["horovod"].encode())
+    return CACHE / "wheelhouse" / digest.hexdigest()[:12]
 
 
-def fill(log: Path) -> Path:
-    """Download what nodes.lock names, and Horovod's source, into the cache; return the folder."""
-    target = folder()
+def fill(roles: Iterable[str], log: Path) -> dict[str, Path]:
+    """Download what the locks of these roles name, and Horovod's source, into the cache; return role -> folder."""
+    return {role: fill_one(role, lock, log) for role, lock in locks(roles).items()}
+
+
+def fill_one(role: str, lock: Path, log: Path) -> Path:
+    target = folder(role)
     done = target / ".complete"
     if done.exists():
         return target
     target.mkdir(parents=True, exist_ok=True)
     pip: list[str | Path] = [sys.executable, "-m", "pip", "download", "--quiet", "--dest", target]
-    locked = [*pip, "--require-hashes", "--only-binary=:all:", "--requirement", LOCK]
+    locked = [*pip, "--require-hashes", "--only-binary=:all:", "--requirement", lock]
+    if role == "horovod":
+        fill_horovod(target, pip, locked, log)
+    else:
+        run_logged(locked, log, os.environ, "pip download")
+    done.touch()
+    return target
+
+
+def fill_horovod(target: Path, pip: list[str | Path], locked: list[str | Path], log: Path) -> None:
     pinned = versions()
     try:
         run_logged(locked, log, os.environ, "pip download")
@@ -50,5 +66,3 @@ def fill(log: Path) -> Path:
     if hashlib.sha256(source.read_bytes()).hexdigest() != pinned["horovod_sha256"]:
         source.unlink()
         raise InfraError("horovod: the downloaded source does not match versions.yml horovod_sha256")
-    done.touch()
-    return target

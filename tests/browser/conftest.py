@@ -55,20 +55,24 @@ class Browser:
         return found
 
 
-@pytest.fixture(scope="session")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+def start(profile: Path, *flags: str) -> webdriver.Chrome:
     chrome = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     driver = shutil.which("chromedriver")
     if chrome is None or driver is None:
         pytest.fail("no Chromium: install the packages chromium and chromium-driver")
     options = Options()
     options.binary_location = chrome
-    for flag in FLAGS.split():
+    for flag in (*FLAGS.split(), *flags):
         options.add_argument(flag)
     if os.geteuid() == 0:
         options.add_argument("--no-sandbox")
-    options.add_argument(f"--user-data-dir={tmp_path_factory.mktemp('profile')}")
+    options.add_argument(f"--user-data-dir={profile}")
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    started = webdriver.Chrome(options=options, service=Service(driver))
+    return webdriver.Chrome(options=options, service=Service(driver))
+
+
+@pytest.fixture(scope="session")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    started = start(tmp_path_factory.mktemp("profile"))
     yield Browser(started)
     started.quit()

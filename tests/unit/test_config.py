@@ -59,6 +59,7 @@ def test_count_given_on_the_command_line_wins(env):
         ({"storage": {"path": "/home"}}, "cluster.storage.path"),
         ({"storage": {"path": "/sh ared"}}, "cluster.storage.path"),
         ({"storage": {"quota": 3}}, "cluster.storage.quota"),
+        ({"jupyterlab": {"certificate": "lab.crt"}}, "cluster.jupyterlab"),
     ],
 )
 def test_wrong_field_is_named_in_one_line(env, changes, field):

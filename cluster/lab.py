@@ -1,0 +1,144 @@
+"""The cluster's JupyterLab: its token and certificate, made once per deployment; `cluster lab` tells where they are."""
+
+from __future__ import annotations
+
+import hashlib
+import ipaddress
+import json
+import os
+import secrets
+import ssl
+import subprocess
+import tempfile
+from pathlib import Path
+
+from cluster import config
+from cluster.config import Cluster
+from cluster.contract import Contract
+from cluster.errors import InfraError, UserError
+from cluster.state import State
+from cluster.terraform import read_output
+
+DAYS = 825  # the longest that browsers take
+
+
+def prepare(state: State, cluster: Cluster, contract: Contract) -> None:
+    """Have token, certificate and key in the state folder, where the role jupyterlab takes them from."""
+    if not cluster.features.jupyterlab:
+        return
+    if not state.lab_token.exists():
+        write(state.lab_token, secrets.token_urlsafe(32))
+    given = cluster.jupyterlab
+    if given.certificate and given.key:
+        write(state.lab_certificate, read(given.certificate, "certificate"))
+        write(state.lab_key, read(given.key, "key"))
+        try:
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(state.lab_certificate, state.lab_key, password="")
+        except (ssl.SSLError, OSError) as error:
+            state.lab_certificate.unlink()
+            raise UserError(
+                f"jupyterlab.certificate: {given.certificate} and {given.key} cannot be used ({error}); "
+                "give a certificate and its own key, both PEM, the key without a password"
+            ) from None
+        return
+    address = contract.nodes[contract.head].management_address
+    if not stands_for(state.lab_certificate, address):
+        generate(state, cluster.name, address)
+
+
+def write(path: Path, text: str) -> None:
+    """Whole, and never readable by others."""
+    handle, name = tempfile.mkstemp(dir=path.parent)  # 0600
+    with os.fdopen(handle, "w") as file:
+        file.write(text)
+    Path(name).replace(path)
+
+
+def read(text: str, field: str) -> str:
+    path = Path(text).expanduser()
+    try:
+        if field == "key" and path.stat().st_mode & 0o077:
+            raise UserError(f"jupyterlab.key: {path} can be read by others; run `chmod 600 {path}`")
+        return path.read_text()
+    except OSError as error:
+        raise UserError(f"jupyterlab.{field}: {path}: {error.strerror}; give the path of a PEM file") from None
+
+
+def stands_for(certificate: Path, address: str) -> bool:
+    """Whether it is there, is for this address and holds for another month."""
+    if not certificate.exists():
+        return False
+    look = ["openssl", "x509", "-noout", "-in", str(certificate)]
+    check = "-checkip" if is_address(address) else "-checkhost"
+    named = subprocess.run([*look, check, address], capture_output=True, text=True, check=False)
+    fresh = subprocess.run([*look, "-checkend", str(30 * 86400)], capture_output=True, check=False)
+    return "does match certificate" in named.stdout and fresh.returncode == 0
+
+
+def is_address(text: str) -> bool:
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return True
+
+
+def generate(state: State, name: str, address: str) -> None:
+    kind = "IP" if is_address(address) else "DNS"
+    with tempfile.TemporaryDirectory(dir=state.dir) as folder:
+        key, certificate = Path(folder) / "key", Path(folder) / "certificate"
+        argv: list[str | Path] = [
+            *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-noenc"),
+            *("-days", str(DAYS), "-subj", f"/CN={name} JupyterLab", "-addext", f"subjectAltName={kind}:{address}"),
+            *("-addext", "basicConstraints=critical,CA:FALSE", "-addext", "extendedKeyUsage=serverAuth"),
+            *("-keyout", key, "-out", certificate),
+        ]
+        done = subprocess.run(argv, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise InfraError(f"openssl: cannot make a certificate: {done.stderr.strip().splitlines()[-1]}")
+        write(state.lab_key, key.read_text())
+        write(state.lab_certificate, certificate.read_text())
+
+
+def fingerprint(certificate: Path) -> str:
+    """SHA-256 of the first certificate, as browsers show it."""
+    pem = certificate.read_text()
+    first = pem[: pem.index(ssl.PEM_FOOTER) + len(ssl.PEM_FOOTER)]
+    digest = hashlib.sha256(ssl.PEM_cert_to_DER_cert(first[first.index(ssl.PEM_HEADER) :])).hexdigest().upper()
+    return ":".join(digest[i : i + 2] for i in range(0, len(digest), 2))
+
+
+def url(cluster: Cluster, contract: Contract) -> str:
+    return f"https://{contract.nodes[contract.head].management_address}:{cluster.ports.jupyter}/lab"
+
+
+def run(env: str, show_token: bool, as_json: bool) -> int:
+    cluster, state = config.load(env), State(env)
+    if not cluster.features.jupyterlab:
+        raise UserError(
+            f"ENV={env}: it has no JupyterLab; set features.jupyterlab: true in its cluster.yml and run `make deploy`"
+        )
+    contract = read_output(state)
+    if not state.lab_token.exists():
+        raise UserError(f"ENV={env}: its JupyterLab is not deployed yet; run `make deploy`")
+    found = {
+        "url": url(cluster, contract),
+        "fingerprint_sha256": fingerprint(state.lab_certificate),
+        "certificate": str(state.lab_certificate),
+        "token_file": str(state.lab_token),
+    }
+    if show_token:
+        found["token"] = state.lab_token.read_text()
+    if as_json:
+        print(json.dumps(found, indent=1))
+        return 0
+    print(f"JupyterLab      {found['url']}")
+    print(f"certificate     SHA-256 {found['fingerprint_sha256']}")
+    print(f"                {found['certificate']}")
+    print(f"token           {found.get('token') or found['token_file'] + ' (cluster lab --show-token prints it)'}")
+    if contract.ssh.jump_host:
+        host, port = contract.nodes[contract.head].management_address, cluster.ports.jupyter
+        print(
+            f"from outside    ssh -L {port}:{host}:{port} {contract.ssh.jump_host}   and open https://localhost:{port}/lab"
+        )
+    return 0

@@ -1,0 +1,239 @@
+import base64
+import hashlib
+import http.client
+import json
+import ssl
+import subprocess
+import time
+import uuid
+
+import pytest
+import websocket
+from selenium.webdriver.support.ui import WebDriverWait
+
+from cluster.config import ROOT
+from tests.browser import conftest as chromium
+
+PORT = 8888
+MPI = """
+import subprocess
+print(subprocess.run(["mpirun", "-H", "head:1,w1:1", "hostname"], capture_output=True, text=True))
+"""
+WHO = """
+import os, subprocess
+sudo = subprocess.run(["sudo", "-n", "id"], capture_output=True)
+print(os.getuid(), sudo.returncode, os.access("/etc/shadow", os.R_OK))
+"""
+SHOWN = "return [...document.querySelectorAll('.jp-DirListing-item')].map((item) => item.innerText.trim())"
+
+
+class Lab:
+    """The head's JupyterLab as a client sees it that trusts its certificate only."""
+
+    def __init__(self, address, state):
+        self.address, self.certificate = address, state.lab_certificate
+        self.token = state.lab_token.read_text()
+        self.tls = ssl.create_default_context(cafile=self.certificate)
+
+    def ask(self, method, path, token=None, body=None):
+        connection = http.client.HTTPSConnection(self.address, PORT, timeout=20, context=self.tls)
+        headers = {"Authorization": f"token {token}"} if token else {}
+        connection.request(method, path, json.dumps(body) if body else None, headers)
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode()
+
+    def api(self, method, path, body=None):
+        status, text = self.ask(method, f"/api/{path}", self.token, body)
+        assert status < 300, f"{path}: {status} {text}"
+        return json.loads(text) if text else None
+
+    def wait(self):
+        deadline = time.monotonic() + 60
+        while True:
+            try:
+                return self.ask("GET", "/api")
+            except OSError:
+                assert time.monotonic() < deadline, "no answer"
+                time.sleep(0.5)
+
+    def socket(self, path):
+        return websocket.create_connection(
+            f"wss://{self.address}:{PORT}/{path}",
+            header=[f"Authorization: token {self.token}"],
+            sslopt={"ca_certs": str(self.certificate)},
+            timeout=180,
+        )
+
+    def run(self, cells, path="cell.ipynb"):
+        """Run cells in a new kernel; what each printed or showed, as (text, kinds of data)."""
+        session = self.api(
+            "POST", "sessions", {"path": path, "type": "notebook", "name": "", "kernel": {"name": "horovod"}}
+        )
+        try:
+            channel = self.socket(f"api/kernels/{session['kernel']['id']}/channels")
+            try:
+                return [execute(channel, code) for code in cells]
+            finally:
+                channel.close()
+        finally:
+            self.api("DELETE", f"sessions/{session['id']}")
+
+    def run_notebook(self, name):
+        cells = self.api("GET", f"contents/{name}")["content"]["cells"]
+        return self.run([cell["source"] for cell in cells if cell["cell_type"] == "code"], name)
+
+
+def execute(channel, code):
+    identifier = uuid.uuid4().hex
+    header = {
+        "msg_id": identifier,
+        "msg_type": "execute_request",
+        "username": "",
+        "session": identifier,
+        "version": "5.3",
+    }
+    content = {"code": code, "silent": False, "store_history": True, "allow_stdin": False, "stop_on_error": True}
+    message = {"header": header, "parent_header": {}, "metadata": {}, "content": content, "channel": "shell"}
+    channel.send(json.dumps(message))
+    text, kinds = "", set()
+    while True:
+        answer = json.loads(channel.recv())
+        if answer["parent_header"].get("msg_id") != identifier:
+            continue
+        kind, content = answer["msg_type"], answer["content"]
+        if kind == "stream":
+            text += content["text"]
+        elif kind in ("display_data", "execute_result"):
+            kinds |= content["data"].keys()
+        elif kind == "error":
+            raise AssertionError("\n".join(content["traceback"]))
+        elif kind == "status" and content["execution_state"] == "idle":
+            return text, kinds
+
+
+@pytest.fixture(scope="session")
+def lab(nodes, scenario):
+    found = Lab(nodes.address("head", "management"), scenario.state)
+    found.wait()
+    return found
+
+
+@pytest.fixture(scope="session")
+def folder(scenario):
+    """Where the notebooks are: on the share, where the cluster has one."""
+    storage = scenario.contract().storage
+    return "/home/horovod/notebooks" if storage.backend == "none" else f"{storage.path}/notebooks"
+
+
+def test_no_token_or_a_wrong_one_is_refused(lab):
+    for path in ("/api/contents", "/api/kernels", "/api/terminals", "/files/sweep.ipynb"):
+        for token in (None, "wrong", lab.token[:-1]):
+            status, text = lab.ask("GET", path, token)
+            assert status in (302, 403), f"{path}: {status}"
+            assert "sweep" not in text or status == 302
+    assert lab.ask("POST", "/api/kernels", "wrong", {"name": "horovod"})[0] == 403
+    assert lab.ask("GET", "/api/contents", lab.token)[0] == 200
+
+
+def test_cell_that_runs_mpirun_over_both_nodes_returns(lab):
+    ((text, _),) = lab.run([MPI])
+    assert "returncode=0" in text, text
+    assert "head" in text and "w1" in text, text
+
+
+def test_notebooks_sweep_plot_and_train_over_both_nodes(lab, nodes, folder):
+    sweep = lab.run_notebook("sweep.ipynb")
+    place = folder.rpartition("/")[0]
+    written = nodes["head"].check_output(f"find {place} -name 'sweep-*.jsonl' -exec cat {{}} +").splitlines()
+    rows = [json.loads(line) for line in written]
+    assert {(row["nodes"], row["processes"]) for row in rows} == {(1, 1), (2, 2)}, sweep
+    assert all(row["images_per_second"] > 0 for row in rows)
+    assert any("image/png" in kinds for _, kinds in lab.run_notebook("plot.ipynb"))
+    trained = lab.run_notebook("train.ipynb")
+    printed = [line.split() for text, _ in trained for line in text.splitlines() if "accuracy" in line]
+    assert {words[0] for words in printed} == {"head:", "w1:"}, trained
+    assert len({words[-1] for words in printed}) == 1, f"nodes end with other weights: {printed}"
+    assert float(printed[0][2].rstrip("%,")) > 90, printed
+
+
+def test_chromium_opens_the_lab_and_shows_the_notebooks(lab, tmp_path):
+    """Chromium is told this one key and no other; it would not open a page with another certificate."""
+    public = subprocess.run(
+        ["openssl", "x509", "-in", lab.certificate, "-noout", "-pubkey"], capture_output=True, check=True
+    )
+    der = subprocess.run(
+        ["openssl", "pkey", "-pubin", "-outform", "DER"], input=public.stdout, capture_output=True, check=True
+    )
+    pin = base64.b64encode(hashlib.sha256(der.stdout).digest()).decode()
+    driver = chromium.start(tmp_path, f"--ignore-certificate-errors-spki-list={pin}")
+    try:
+        driver.get(f"https://{lab.address}:{PORT}/lab")
+        assert "/login" in driver.current_url
+        driver.get(f"https://{lab.address}:{PORT}/lab?token={lab.token}")
+        wanted = {"sweep.ipynb", "plot.ipynb", "train.ipynb"}
+        WebDriverWait(driver, 90).until(
+            lambda page: wanted <= {line for item in page.execute_script(SHOWN) for line in item.splitlines()}
+        )
+        assert "JupyterLab" in driver.title
+    finally:
+        driver.quit()
+
+
+def test_notebooks_and_terminals_are_the_training_accounts(lab):
+    ((text, _),) = lab.run([WHO])
+    assert text.split()[-3:] == ["1500", "1", "False"], text
+    name = lab.api("POST", "terminals")["name"]
+    terminal = lab.socket(f"terminals/websocket/{name}")
+    try:
+        terminal.send(json.dumps(["stdin", "id -u | sed s/^/user:/\r"]))
+        shown = ""
+        while "user:1500" not in shown:
+            shown += "".join(map(str, json.loads(terminal.recv())))
+            assert len(shown) < 5000, shown
+    finally:
+        terminal.close()
+        lab.api("DELETE", f"terminals/{name}")
+
+
+def test_token_is_in_one_file_of_the_account_and_in_no_log(lab, nodes):
+    file = nodes["head"].file("/etc/jupyterlab/token")
+    assert (file.user, file.mode) == ("horovod", 0o600)
+    assert nodes["head"].file("/etc/jupyterlab/server.key").mode == 0o600
+    for look in ("journalctl --no-pager", "ps -eo args"):
+        assert lab.token not in nodes["head"].check_output(look), look
+    assert lab.token not in (ROOT / ".state/molecule-logs/jupyterlab.log").read_text()
+    readable = nodes["head"].check_output(
+        f"find / -xdev -type f -perm /044 -size -64k -newer /etc/hostname -exec grep -ls {lab.token} {{}} + || true"
+    )
+    assert readable == ""
+
+
+def test_nothing_is_said_without_tls(lab):
+    connection = http.client.HTTPConnection(lab.address, PORT, timeout=5)
+    with pytest.raises((OSError, http.client.HTTPException)):
+        connection.request("GET", "/api", headers={"Authorization": "token x"})
+        connection.getresponse()
+
+
+def test_only_the_head_answers_and_only_on_the_management_network(lab, nodes):
+    reach = "timeout 3 bash -c '</dev/tcp/{}/8888'"
+    assert nodes.run("head", reach.format(lab.address)).rc == 0
+    assert nodes.run("w1", reach.format("head")).rc != 0
+    for network in ("fabric", "management"):
+        assert nodes.run("w1", reach.format(nodes.address("w1", network))).rc != 0
+    assert not nodes["w1"].file("/etc/jupyterlab/token").exists
+
+
+def test_edited_notebook_is_kept_and_a_deleted_one_comes_back(lab, nodes, folder):
+    nodes.as_user("head", f"echo edited > {folder}/sweep.ipynb; rm {folder}/plot.ipynb")
+    nodes["head"].check_output("systemctl restart jupyterlab")
+    lab.wait()
+    assert nodes["head"].file(f"{folder}/sweep.ipynb").content_string == "edited\n"
+    assert nodes["head"].file(f"{folder}/plot.ipynb").contains("cells")
+
+
+def test_lab_is_there_again_after_a_restart(lab, nodes):
+    nodes.restart("head")
+    lab.wait()
+    assert lab.ask("GET", "/api/contents", lab.token)[0] == 200
+    assert lab.ask("GET", "/api/contents")[0] == 403
