@@ -18,7 +18,7 @@ from typing import Any
 import yaml
 from rich.table import Table
 
-from bench import executors, launch, models, nodes, plan, record, report, scale, store
+from bench import executors, launch, models, monitoring, nodes, plan, record, report, scale, store
 from bench.plan import Launch, Plan
 from bench.progress import Progress, console
 from bench.trial import Point, Trial
@@ -72,7 +72,10 @@ def run(args: argparse.Namespace) -> int:
     folder.prepare(wanted.model_dump(), provenance(args.env, contract))
     tuned = tuning.load(args.env)
     sweep = Sweep(contract, wanted, folder, executor, tuned, goodput_share(state), check=not args.no_check)
+    before, begin = len(folder.trials()), time.monotonic()
     spent = sweep.run()
+    if cluster.features.monitoring and isinstance(executor, executors.Nodes) and len(folder.trials()) > before:
+        monitoring.keep(contract, folder, begin, time.monotonic())
     if args.timeline:
         sweep.capture_timeline()
     ids = [point.id for one in sweep.launches for point in one.points]

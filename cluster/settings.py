@@ -59,6 +59,7 @@ class Features(Section):
 
     data: bool = False
     jupyterlab: bool = False
+    monitoring: bool = False
 
 
 class JupyterLab(Section):
