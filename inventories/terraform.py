@@ -59,7 +59,6 @@ def inventory(contract: Contract, state: State, cluster: Cluster) -> dict[str, A
                 "contract_active_fabric": contract.active_fabric,
                 "contract_storage": contract.storage.model_dump(),
                 "contract_provider": contract.provider,
-                "contract_storage": contract.storage.model_dump(),
             },
         },
         "head": {"hosts": [contract.head]},
