@@ -65,8 +65,8 @@ artefacts: setup ## every package, wheel, image and file with version and checks
 	@$(CLUSTER) artefacts
 
 .PHONY: training-image renew artefacts
-training-image: setup ## make the container image that GPULab jobs run
-	@$(VENV)/cluster --env gpulab training-image
+training-image: setup ## make the container image that GPULab jobs run   [DEVICE=cuda|cpu]
+	@$(VENV)/cluster --env gpulab training-image --device $(or $(DEVICE),cuda)
 
 renew: setup ## keep the nodes of a testbed for longer   [ENV=virtualwall]
 	@$(CLUSTER) renew
@@ -86,10 +86,15 @@ check: setup ## lint, types and unit tests, in under a minute
 test: setup ## everything CI runs: check, terraform, aws, end to end, testbeds, molecule, browser
 	@$(VENV)/python tests/run.py all
 
+test-cuda: setup ## what takes 5 GB and a quarter of an hour: compile Horovod for CUDA and the driver's module, without a GPU
+	@$(VENV)/python tests/molecule/run.py -j 1 horovod/cuda nvidia_driver/forced
+
 lock: setup ## pin the Python packages anew
 	@$(VENV)/pip-compile -q --strip-extras --generate-hashes --allow-unsafe --no-emit-index-url --no-emit-find-links --extra dev --extra terraform -o requirements.lock pyproject.toml
 	@$(VENV)/pip-compile -q --strip-extras --generate-hashes --allow-unsafe --no-emit-index-url --no-emit-find-links -o nodes.lock nodes.in
 	@$(VENV)/pip-compile -q --strip-extras --generate-hashes --allow-unsafe --no-emit-index-url --no-emit-find-links -o jupyter.lock jupyter.in
+	@env -u PIP_FIND_LINKS PIP_CONFIG_FILE=/dev/null $(VENV)/pip-compile -q --strip-extras --generate-hashes --allow-unsafe --no-emit-index-url --no-emit-find-links -o nodes-cuda.lock nodes-cuda.in
+	@env -u PIP_FIND_LINKS PIP_CONFIG_FILE=/dev/null $(VENV)/pip-compile -q --strip-extras --generate-hashes --allow-unsafe --no-emit-index-url --no-emit-find-links -o nccl.lock nccl.in
 	@$(VENV)/pip-compile -q --strip-extras --generate-hashes --allow-unsafe --no-emit-index-url --no-emit-find-links -o gpulab.lock gpulab.in
 	@$(VENV)/pip-compile -q --strip-extras --generate-hashes --allow-unsafe --no-emit-index-url --no-emit-find-links -o tests/checkov/checkov.lock tests/checkov/checkov.in
 
@@ -108,4 +113,4 @@ perf-report: setup ## measure how fast 10,000 trials become a report
 perf-data: setup ## measure the data path against the usual pipeline and against cat
 	@OMP_NUM_THREADS=1 $(VENV)/python tests/perf/data.py
 
-.PHONY: help deploy bench report explain comm tune jupyter lab predict perf-predict perf-report perf-data status scale shell doctor plan adopt cost destroy clean setup check test lock perf-deploy perf-comm
+.PHONY: help deploy bench report explain comm tune jupyter lab predict perf-predict perf-report perf-data status scale shell doctor plan adopt cost destroy clean setup check test test-cuda lock perf-deploy perf-comm

@@ -24,6 +24,7 @@ LOCKS = {
     "requirements.lock": "this machine",
     "nodes.lock": "nodes",
     "nodes-cuda.lock": "nodes with GPUs",
+    "nccl.lock": "nodes with GPUs",
     "jupyter.lock": "nodes with JupyterLab",
     "gpulab.lock": "this machine, for ENV=gpulab",
 }
@@ -82,7 +83,7 @@ def debian_names(role: str) -> set[str]:
 
 
 def debian(state: State, cluster: Cluster) -> list[Row]:
-    made = f"localhost/horovod-cluster-node:{cluster.os_release}-{image.node_key(cluster)}"
+    made = image.name(cluster)
     rows = []
     if image.exists(state, made):
         query = ["dpkg-query", "--show", "--showformat=${Package} ${Version}\n"]

@@ -37,7 +37,9 @@ def main(argv: list[str] | None = None) -> int:
     )
     command("destroy", "remove every node, network, key and state of the environment")
     command("renew", "keep the nodes of a testbed for longer")
-    command("training-image", "make the container image that GPULab jobs run")
+    command("training-image", "make the container image that GPULab jobs and containers on nodes run").add_argument(
+        "--device", choices=("cpu", "cuda"), default="cuda", help="what its Horovod is compiled for (default cuda)"
+    )
     command("clean", "remove cached images and packages")
     command("shell", "log in to a node").add_argument("node", nargs="?", default="head")
     args = parser.parse_args(argv)
@@ -64,7 +66,7 @@ def main(argv: list[str] | None = None) -> int:
         elif args.command == "renew":
             lifecycle.renew(args.env)
         elif args.command == "training-image":
-            lifecycle.training_image(args.env)
+            lifecycle.training_image(args.env, args.device)
         elif args.command == "clean":
             lifecycle.clean(args.env)
         else:

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import Field, ValidationError, model_validator
 
+from cluster import prices
 from cluster.errors import UserError
 from cluster.settings import (
     Aws,
@@ -89,6 +90,16 @@ class Cluster(Section):
                 fix = "name the networks you work from, or set allow_world_open: true"
                 raise ValueError(f"admin_cidrs: {cidr} opens SSH to the world; {fix}")
         return self
+
+    def gpus(self) -> list[int]:
+        """GPUs of each node, the head's first, as far as cluster.yml tells."""
+        if self.baremetal:
+            return [host.gpus for host in self.baremetal.hosts[: self.nodes]]
+        each, head = self.gpus_per_node, self.gpus_per_node
+        if self.aws:
+            each = prices.types()[self.aws.instance_type].gpus
+            head = prices.types()[self.aws.head_type or self.aws.instance_type].gpus
+        return [head, *[each] * (self.nodes - 1)]
 
 
 def one_line(error: ValidationError, prefix: str) -> str:

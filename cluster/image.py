@@ -30,8 +30,13 @@ BASE_PACKAGES = (
 CA_ANCHORS = Path("/usr/local/share/ca-certificates")
 NODE_TOOL = ROOT / "terraform/local/node.py"
 BUILD_SUBNET = "10.76.255.0/24"
+# horovod_device in roles/horovod -> what it installs from
+WHEELHOUSES = {"cpu": "horovod", "cuda": "horovod-cuda"}
 # horovod_packages in roles/horovod, jupyterlab_packages in roles/jupyterlab
-WHEELHOUSES_ON_NODE = {"horovod": "/var/cache/wheelhouse", "jupyterlab": "/var/cache/wheelhouse-jupyterlab"}
+ON_NODE = {
+    **dict.fromkeys(WHEELHOUSES.values(), "/var/cache/wheelhouse"),
+    "jupyterlab": "/var/cache/wheelhouse-jupyterlab",
+}
 
 
 def sudo() -> list[str]:
@@ -58,12 +63,24 @@ def role_files(role: str) -> list[Path]:
     return [path for path in files if not any(part in skipped for part in path.relative_to(ROOT).parts)]
 
 
-def node_key(cluster: Cluster) -> str:
+def node_key(cluster: Cluster, wheelhouses: Iterable[str] | None = None) -> str:
     """What the install halves of the cluster's roles depend on."""
     active = roles.active(cluster)
     files = [path for role in active for path in role_files(role)]
-    files += [ROOT / "ansible/image.yml", ROOT / "versions.yml", *wheelhouse.locks(active).values()]
+    files += [ROOT / "ansible/image.yml", ROOT / "versions.yml"]
+    files += [wheelhouse.LOCKS[name] for name in wheelhouses or wheelhouses_of(cluster)]
     return digest_of(files, base_key(cluster.os_release), cluster.storage.backend, *active)
+
+
+def wheelhouses_of(cluster: Cluster) -> list[str]:
+    """What the cluster's nodes install from: a cluster may have nodes with GPUs and nodes without."""
+    found = {one for gpus in cluster.gpus() for one in wheelhouses_in(cluster, "cuda" if gpus else "cpu")}
+    return sorted(found | ({"nccl"} if cluster.features.gpu and any(cluster.gpus()) else set()))
+
+
+def wheelhouses_in(cluster: Cluster, device: str) -> list[str]:
+    """What one node, or the image, installs from."""
+    return [WHEELHOUSES[device], *(["jupyterlab"] if cluster.features.jupyterlab else [])]
 
 
 def node_variables(state: State, cluster: Cluster) -> dict[str, object]:
@@ -74,6 +91,8 @@ def node_variables(state: State, cluster: Cluster) -> dict[str, object]:
         "node_key": node_key(cluster),
         "shared_storage_backend": cluster.storage.backend,
         "wheelhouse": str(wheelhouse.folder("horovod")),
+        "wheelhouse_cuda": str(wheelhouse.folder("horovod-cuda")),
+        "wheelhouse_nccl": str(wheelhouse.folder("nccl")),
         "wheelhouse_jupyterlab": str(wheelhouse.folder("jupyterlab")),
         "horovod_wheel_cache": str(CACHE / "horovod"),
     }
@@ -86,10 +105,14 @@ def exists(state: State, image: str) -> bool:
     )
 
 
-def ensure(state: State, cluster: Cluster, say: Callable[[str], None]) -> str:
+def name(cluster: Cluster, device: str = "cpu") -> str:
+    return f"localhost/horovod-cluster-node:{cluster.os_release}-{node_key(cluster, wheelhouses_in(cluster, device))}"
+
+
+def ensure(state: State, cluster: Cluster, say: Callable[[str], None], device: str = "cpu") -> str:
     """Return the name of the node image, making it and its base first where they are missing."""
     release = cluster.os_release
-    image = f"localhost/horovod-cluster-node:{release}-{node_key(cluster)}"
+    image = name(cluster, device)
     if exists(state, image):
         return image
     with one_at_a_time():
@@ -98,9 +121,9 @@ def ensure(state: State, cluster: Cluster, say: Callable[[str], None]) -> str:
         base = ensure_base(state, release, say)
         log = state.log("image")
         say("filling the wheelhouse")
-        wheels = wheelhouse.fill(roles.active(cluster), log)
+        wheels = wheelhouse.fill(wheelhouses_in(cluster, device), log)
         say("running the roles' install halves; Horovod is compiled unless its wheel is cached")
-        bake(state, cluster, base, image, wheels, log)
+        bake(state, cluster, base, image, {"horovod_device": device}, wheels, log)
     return image
 
 
@@ -147,7 +170,9 @@ def make_base(state: State, release: str, image: str, log: Path) -> None:
         run_logged([*sudo(), "podman", "import", "--quiet", tar, image], log, state.environment(), "podman import")
 
 
-def bake(state: State, cluster: Cluster, base: str, image: str, wheels: dict[str, Path], log: Path) -> None:
+def bake(
+    state: State, cluster: Cluster, base: str, image: str, variables: dict[str, str], wheels: dict[str, Path], log: Path
+) -> None:
     """Boot a builder from base, run image.yml on it, keep the result as image."""
     name = f"{cluster.name}-build"
     address = BUILD_SUBNET.replace("0/24", "10")
@@ -155,7 +180,7 @@ def bake(state: State, cluster: Cluster, base: str, image: str, wheels: dict[str
         **{"cluster": name, "name": "builder", "addresses": {"management": address}, "ssh_port": 22},
         **{"image": base, "state_dir": str(state.dir)},
         # Mounted, the packages need not be copied and do not end up in the image.
-        "mounts": {str(path): WHEELHOUSES_ON_NODE[role] for role, path in wheels.items()},
+        "mounts": {str(path): ON_NODE[name] for name, path in wheels.items()},
     }
     network = {"cluster": name, "name": f"{name}-management", "subnet": BUILD_SUBNET, "internal": False}
     (CACHE / "horovod").mkdir(parents=True, exist_ok=True)
@@ -174,7 +199,7 @@ def bake(state: State, cluster: Cluster, base: str, image: str, wheels: dict[str
             f"builder ansible_host={address} ansible_user=ops ansible_ssh_private_key_file={state.key} "
             f"ansible_ssh_common_args='{known}' ansible_python_interpreter=/usr/bin/python3\n"
         )
-        values = node_variables(state, cluster)
+        values = node_variables(state, cluster) | variables
         run_logged(
             ["ansible-playbook", "-i", inventory, ROOT / "ansible/image.yml", "-e", json.dumps(values)],
             log,

@@ -16,7 +16,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from cluster import config, image, lab, providers, roles, ssh, wheelhouse
+from cluster import config, image, lab, providers, ssh, wheelhouse
 from cluster.config import ROOT, Cluster
 from cluster.contract import Contract
 from cluster.errors import InfraError, UserError
@@ -77,7 +77,7 @@ def deploy(env: str, nodes: int | None, as_json: bool) -> None:
         with phase("image"):
             if not provider.image(say):
                 say("nodes get everything from Ansible: filling the wheelhouse for them")
-                wheelhouse.fill(roles.active(cluster), state.log("image"))
+                wheelhouse.fill(image.wheelhouses_of(cluster), state.log("image"))
         with phase(f"terraform: {cluster.nodes} nodes"):
             contract = apply(state, cluster, provider)
             provider.applied(contract, say)
@@ -233,11 +233,11 @@ def renew(env: str) -> None:
         say(providers.provider(state, config.load(env)).renew())
 
 
-def training_image(env: str) -> None:
+def training_image(env: str, device: str) -> None:
     state, cluster = State(env), config.load(env)
     with state.locked():
         state.prepare()
-        name = training.build(state, cluster, say)
+        name = training.build(state, cluster, say, device)
     say(f"made {name}\n  push it where GPULab can pull it: podman push {name} REGISTRY/horovod-training:1")
     say("then name it in cluster.gpulab.image")
 

@@ -60,6 +60,8 @@ class Features(Section):
     data: bool = False
     jupyterlab: bool = False
     monitoring: bool = False
+    gpu: bool = False
+    containers: bool = False
 
 
 class JupyterLab(Section):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
+import zipfile
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -16,53 +17,63 @@ from cluster.errors import InfraError
 from cluster.process import run_logged
 from cluster.state import CACHE
 
-# role -> what it installs
-LOCKS = {"horovod": ROOT / "nodes.lock", "jupyterlab": ROOT / "jupyter.lock"}
+# what is installed -> the lock that names its packages
+LOCKS = {
+    "horovod": ROOT / "nodes.lock",
+    "horovod-cuda": ROOT / "nodes-cuda.lock",
+    "nccl": ROOT / "nccl.lock",
+    "jupyterlab": ROOT / "jupyter.lock",
+}
 
 
-def locks(roles: Iterable[str]) -> dict[str, Path]:
-    return {role: LOCKS[role] for role in roles if role in LOCKS}
-
-
-def folder(role: str) -> Path:
-    digest = hashlib.sha256(LOCKS[role].read_bytes())
-    if role == "horovod":
+def folder(name: str) -> Path:
+    digest = hashlib.sha256(LOCKS[name].read_bytes())
+    if name.startswith("horovod"):
         digest.update(versions()["horovod"].encode())
     return CACHE / "wheelhouse" / digest.hexdigest()[:12]
 
 
-def fill(roles: Iterable[str], log: Path) -> dict[str, Path]:
-    """Download what the locks of these roles name, and Horovod's source, into the cache; return role -> folder."""
-    return {role: fill_one(role, lock, log) for role, lock in locks(roles).items()}
+def fill(names: Iterable[str], log: Path) -> dict[str, Path]:
+    """Download what these locks name, and Horovod's source, into the cache; return name -> folder."""
+    return {name: fill_one(name, log) for name in names}
 
 
-def fill_one(role: str, lock: Path, log: Path) -> Path:
-    target = folder(role)
+def fill_one(name: str, log: Path) -> Path:
+    target = folder(name)
     done = target / ".complete"
     if done.exists():
         return target
     target.mkdir(parents=True, exist_ok=True)
     pip: list[str | Path] = [sys.executable, "-m", "pip", "download", "--quiet", "--dest", target]
-    locked = [*pip, "--require-hashes", "--only-binary=:all:", "--requirement", lock]
-    if role == "horovod":
-        fill_horovod(target, pip, locked, log)
-    else:
+    locked = [*pip, "--require-hashes", "--only-binary=:all:", "--requirement", LOCKS[name]]
+    try:
         run_logged(locked, log, os.environ, "pip download")
+    except InfraError:
+        if name != "horovod":
+            raise
+        # Not every pip knows where CPU builds of PyTorch are.
+        run_logged([*locked, "--extra-index-url", versions()["torch_cpu_index"]], log, os.environ, "pip download")
+    if name == "horovod-cuda":
+        check_cuda(target, versions()["torch"])
+    if name.startswith("horovod"):
+        fill_source(target, [*pip, "--no-deps", "--no-binary=horovod"], log)
     done.touch()
     return target
 
 
-def fill_horovod(target: Path, pip: list[str | Path], locked: list[str | Path], log: Path) -> None:
+def fill_source(target: Path, pip: list[str | Path], log: Path) -> None:
     pinned = versions()
-    try:
-        run_logged(locked, log, os.environ, "pip download")
-    except InfraError:
-        # Not every pip knows where CPU builds of PyTorch are.
-        run_logged([*locked, "--extra-index-url", pinned["torch_cpu_index"]], log, os.environ, "pip download")
     source = target / f"horovod-{pinned['horovod']}.tar.gz"
-    run_logged(
-        [*pip, "--no-deps", "--no-binary=horovod", f"horovod=={pinned['horovod']}"], log, os.environ, "pip download"
-    )
+    run_logged([*pip, f"horovod=={pinned['horovod']}"], log, os.environ, "pip download")
     if hashlib.sha256(source.read_bytes()).hexdigest() != pinned["horovod_sha256"]:
         source.unlink()
         raise InfraError("horovod: the downloaded source does not match versions.yml horovod_sha256")
+
+
+def check_cuda(target: Path, version: str) -> None:
+    """pip may know a CPU build of the same version: be sure that we have the other."""
+    for wheel in target.glob(f"torch-{version}*.whl"):
+        with zipfile.ZipFile(wheel) as content:
+            if not any(name.endswith("/libtorch_cuda.so") for name in content.namelist()):
+                wheel.unlink()
+                raise InfraError(f"{wheel.name}: a build of torch without CUDA; let pip reach the public index")

@@ -31,7 +31,8 @@ SCENARIOS = """
 ## What each scenario proves
 
 `.venv/bin/python tests/molecule/run.py [scenario ...]` boots nodes of its own for each scenario, applies the role in
-check mode, then really, then again (nothing may change), and tests what the nodes then do.
+check mode, then really, then again (nothing may change), and tests what the nodes then do. Without names it runs all
+but those that `make test-cuda` is for: horovod/cuda and nvidia_driver/forced, which take 3 GB and minutes to compile.
 
 | scenario | nodes | proves |
 |---|---|---|

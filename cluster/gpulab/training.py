@@ -15,16 +15,17 @@ from cluster.process import run_logged
 from cluster.state import State
 
 
-def name(cluster: Cluster) -> str:
+def name(cluster: Cluster, device: str = "cpu") -> str:
     """By content: the node image's key and the worker's."""
-    return f"localhost/horovod-cluster-training:{image.node_key(cluster)}-{worker_archive()[0]}"
+    key = image.name(cluster, device).rpartition(":")[2]
+    return f"localhost/horovod-cluster-training:{device}-{key}-{worker_archive()[0]}"
 
 
-def build(state: State, cluster: Cluster, say: Callable[[str], None]) -> str:
-    target = name(cluster)
+def build(state: State, cluster: Cluster, say: Callable[[str], None], device: str = "cpu") -> str:
+    target = name(cluster, device)
     if image.exists(state, target):
         return target
-    base = image.ensure(state, cluster, say)
+    base = image.ensure(state, cluster, say, device)
     digest, archive = worker_archive()
     with tempfile.TemporaryDirectory() as tmp:
         context = Path(tmp)
@@ -34,6 +35,7 @@ def build(state: State, cluster: Cluster, say: Callable[[str], None]) -> str:
             [
                 *(*image.sudo(), "podman", "build", "--quiet", "--network=none", "--tag", target),
                 *("--build-arg", f"BASE={base}", "--build-arg", f"WORKER={digest}"),
+                *("--build-arg", f"EXPECTED={'NCCL' if device == 'cuda' else 'Gloo'}"),
                 *("--file", ROOT / "containers/training/Containerfile", context),
             ],
             state.log("training-image"),

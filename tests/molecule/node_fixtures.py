@@ -45,18 +45,20 @@ class Nodes:
     def restart(self, name: str) -> None:
         self.scenario.restart(name)
 
-    def apply(self, half: str, without: str = "", **variables: object) -> subprocess.CompletedProcess[str]:
-        """Apply tasks/<half>.yml of the role once more, to a cluster that the node `without` has left."""
+    def apply(
+        self, half: str, check: bool = False, without: str = "", **variables: object
+    ) -> subprocess.CompletedProcess[str]:
+        """Apply tasks/<half>.yml of the role once more, or see what that would do; `without` a node that has left."""
         base = Path(__file__).resolve().parent
         argv = [
-            "ansible-playbook",
-            "-i",
-            base / "nodes.py",
-            base / "converge.yml",
-            "-e",
-            json.dumps({"half": half, **variables}),
+            *("ansible-playbook", "-i", base / "nodes.py", base / "converge.yml", *(["--check"] if check else [])),
+            *("-e", json.dumps({"half": half, **variables})),
         ]
-        env = self.scenario.state.environment() | {"WITHOUT": without}
+        env = self.scenario.state.environment() | {
+            "WITHOUT": without,
+            "ANSIBLE_FORCE_COLOR": "0",
+            "ANSIBLE_NOCOLOR": "1",
+        }
         return subprocess.run(argv, env=env, capture_output=True, text=True)
 
     @contextmanager

@@ -4,9 +4,10 @@
     nodes.py create | destroy | restart NODE | --list
 
 The scenario is the folder in MOLECULE_SCENARIO_DIRECTORY; its platforms say which nodes there are and from which image
-(node: every role's install half is there; base: bare Debian) they boot. Its cluster.yml, where it has one, says in what
-the cluster differs from inventories/local. Every scenario has its own cluster name, subnets, keys and known hosts, so
-scenarios neither meet each other nor a deployed cluster. WITHOUT=NODE describes the cluster as if that node were gone.
+(node: every role's install half is there; base: bare Debian) they boot. Where it has them, its cluster.yml says in what
+the cluster differs from inventories/local, its vars.yml which variables the role is given. Every scenario has its own
+cluster name, subnets, keys and known hosts, so scenarios neither meet each other nor a deployed cluster. WITHOUT=NODE
+describes the cluster as if that node were gone.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from typing import Any
 
 import yaml
 
-from cluster import config, image
+from cluster import config, image, wheelhouse
 from cluster import roles as cluster_roles
 from cluster.config import ROOT, Cluster
 from cluster.contract import Contract, parse
@@ -52,6 +53,11 @@ def dynamic_inventory() -> ModuleType:
     return module
 
 
+def wheelhouses_of(platform: dict[str, Any]) -> list[str]:
+    """Mounted, not copied, where a platform asks for one that is large."""
+    return [platform["wheelhouse"]] if "wheelhouse" in platform else []
+
+
 class Scenario:
     def __init__(self, key: str) -> None:
         self.key = key
@@ -61,6 +67,8 @@ class Scenario:
         self.number = scenarios().index(key)
         self.state = State(f"molecule-{key.replace('/', '-')}")
         self.folder = ROOT / "roles" / self.role / "molecule" / self.name
+        variables = self.folder / "vars.yml"
+        self.variables: dict[str, Any] = yaml.safe_load(variables.read_text()) if variables.exists() else {}
         self.platforms: list[dict[str, Any]] = yaml.safe_load((self.folder / "molecule.yml").read_text())["platforms"]
 
     @classmethod
@@ -101,6 +109,7 @@ class Scenario:
             "state_dir": str(self.state.dir),
             "fuse": self.cluster.storage.backend != "none",
             "capabilities": platform.get("capabilities", []),
+            "mounts": {str(wheelhouse.folder(name)): image.ON_NODE[name] for name in wheelhouses_of(platform)},
         }
 
     def image_variable(self, platform: dict[str, Any]) -> str:
@@ -142,6 +151,7 @@ class Scenario:
             **module.ssh_vars(contract),
             "cluster": self.cluster.model_dump(),
             "versions": config.versions(),
+            **self.variables,
         }
         for position, platform in enumerate(self.platforms):
             found["_meta"]["hostvars"].setdefault(

@@ -20,9 +20,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
-from nodes import Scenario, scenarios
+from nodes import Scenario, scenarios, wheelhouses_of
 
-from cluster import config, image
+from cluster import config, image, wheelhouse
 from cluster.config import ROOT
 from cluster.errors import InfraError, UserError
 from cluster.process import die_with_parent, end_leftovers
@@ -31,6 +31,8 @@ from cluster.state import CACHE, State
 BASE = Path(__file__).resolve().parent
 LOGS = ROOT / ".state/molecule-logs"
 SHOWN_LINES = 40
+# make test-cuda: too large for every run.
+ON_REQUEST = ("horovod/cuda", "nvidia_driver/forced")
 
 
 def images(chosen: list[str]) -> dict[str, str]:
@@ -44,6 +46,7 @@ def images(chosen: list[str]) -> dict[str, str]:
     found: dict[str, str] = {}
     for scenario in map(Scenario, chosen):
         for platform in scenario.platforms:
+            wheelhouse.fill(wheelhouses_of(platform), LOGS / "wheelhouse.log")
             variable = scenario.image_variable(platform)
             if variable in found:
                 continue
@@ -120,7 +123,7 @@ def main() -> int:
     LOGS.mkdir(parents=True, exist_ok=True)
     failed = 0
     # The last roles take longest, so they start first.
-    chosen = args.scenarios or known[::-1]
+    chosen = args.scenarios or [key for key in known[::-1] if key not in ON_REQUEST]
     try:
         variables = images(chosen)
         with ThreadPoolExecutor(args.jobs) as pool:

@@ -134,11 +134,11 @@ def test_nothing_deployed_is_said(place, monkeypatch, capsys):
     assert "make deploy" in capsys.readouterr().err
 
 
-def test_each_lock_has_its_own_wheelhouse_and_only_roles_in_use_are_filled(tmp_path, monkeypatch):
+def test_each_lock_has_its_own_wheelhouse_which_is_filled_once(tmp_path, monkeypatch):
     monkeypatch.setattr(wheelhouse, "CACHE", tmp_path)
     asked = []
     monkeypatch.setattr(wheelhouse, "run_logged", lambda argv, *_: asked.append(argv))
-    found = wheelhouse.fill(["common", "jupyterlab"], tmp_path / "log")
+    found = wheelhouse.fill(["jupyterlab"], tmp_path / "log")
     assert list(found) == ["jupyterlab"]
     assert found["jupyterlab"] == wheelhouse.folder("jupyterlab") != wheelhouse.folder("horovod")
     assert [argv[-1].name for argv in asked] == ["jupyter.lock"]

@@ -1,0 +1,72 @@
+"""Which build of torch and Horovod goes where, and that the CUDA one is what it says."""
+
+from __future__ import annotations
+
+import re
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from cluster import config, image, wheelhouse
+from cluster.config import Cluster
+from cluster.errors import InfraError
+from cluster.gpulab import training
+
+
+def changed(env: str, **values: object) -> Cluster:
+    return Cluster.model_validate(config.load(env).model_dump() | values)
+
+
+def test_nodes_with_gpus_install_the_cuda_build() -> None:
+    assert image.wheelhouses_of(config.load("local")) == ["horovod"]
+    assert image.wheelhouses_of(config.load("virtualwall")) == ["horovod-cuda", "nccl"]
+    assert image.wheelhouses_of(config.load("gpulab")) == ["horovod-cuda"]
+
+
+def test_head_without_a_gpu_installs_the_other_build() -> None:
+    aws = config.load("aws").model_dump()["aws"] | {"head_type": "t3.medium"}
+    found = changed("aws", aws=aws)
+    assert found.gpus() == [0, 1, 1, 1]
+    assert image.wheelhouses_of(found) == ["horovod", "horovod-cuda", "nccl"]
+
+
+def test_only_hosts_that_are_used_count() -> None:
+    metal = config.load("baremetal").model_dump()["baremetal"]
+    metal["hosts"][0]["gpus"] = 0
+    assert changed("baremetal", baremetal=metal, nodes=1).gpus() == [0]
+    assert changed("baremetal", baremetal=metal, nodes=2).gpus() == [0, 1]
+
+
+def test_images_for_cpus_and_for_gpus_have_names_of_their_own() -> None:
+    cluster = config.load("gpulab")
+    assert training.name(cluster, "cpu") != training.name(cluster, "cuda")
+    # The one for CPUs stands on the local cluster's image, whatever jobs ask for.
+    local = changed("gpulab", features=config.load("local").features.model_dump())
+    assert image.name(local, "cpu") == image.name(config.load("local"))
+
+
+def pins(lock: str) -> dict[str, str]:
+    return dict(re.findall(r"^([a-z0-9-]+)==(\S+) \\$", wheelhouse.LOCKS[lock].read_text(), flags=re.MULTILINE))
+
+
+def test_locks_agree() -> None:
+    """One torch, one NCCL and one CUDA, whoever installs them."""
+    cuda, nccl = pins("horovod-cuda"), pins("nccl")
+    assert pins("horovod")["torch"].partition("+")[0] == cuda["torch"] == config.versions()["torch"]
+    assert nccl.items() <= cuda.items()
+    for name in ("nvidia-cuda-nvcc", "nvidia-cuda-crt", "nvidia-nvvm", "nvidia-cuda-runtime"):
+        assert cuda[name].startswith("13.0."), name
+
+
+@pytest.mark.parametrize("content", ["torch/lib/libtorch_cuda.so", "torch/lib/libtorch_cpu.so"])
+def test_cpu_build_of_torch_is_not_taken_for_the_other(tmp_path: Path, content: str) -> None:
+    wheel = tmp_path / "torch-2.13.0+cpu-cp311-cp311-manylinux_2_28_x86_64.whl"
+    with zipfile.ZipFile(wheel, "w") as file:
+        file.writestr(content, "")
+    if content.endswith("cuda.so"):
+        wheelhouse.check_cuda(tmp_path, "2.13.0")
+    else:
+        with pytest.raises(InfraError, match="without CUDA; let pip reach the public index"):
+            wheelhouse.check_cuda(tmp_path, "2.13.0")
+        assert not wheel.exists()
