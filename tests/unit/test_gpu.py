@@ -19,7 +19,7 @@ def changed(env: str, **values: object) -> Cluster:
 
 
 def test_nodes_with_gpus_install_the_cuda_build() -> None:
-    assert image.wheelhouses_of(config.load("local")) == ["horovod"]
+    assert image.wheelhouses_of(config.load("local")) == ["horovod", "jupyterlab"]
     assert image.wheelhouses_of(config.load("virtualwall")) == ["horovod-cuda", "nccl"]
     assert image.wheelhouses_of(config.load("gpulab")) == ["horovod-cuda"]
 

@@ -17,8 +17,8 @@ A module costs a node 0.25 s of CPU, and copy or template are two each; a role h
           lost: text                    what to say then
 
     node_files:
-      roles: [common, ssh]              the same for the configure halves of several roles at once: their
-                                        tasks/configure.yml is one node_files task, or empty
+      roles: [common, ssh]              the same for the configure halves of several roles at once, where their
+                                        tasks/configure.yml is one node_files task; `left` in the result are the others
 
 Knows check and diff mode.
 """
@@ -52,7 +52,9 @@ class ActionModule(ActionBase):
         result: dict[str, Any] = super().run(tmp, task_vars)
         variables = task_vars or {}
         if "roles" in self._task.args:
-            parts = [self.half(ROLES / role, variables) for role in self._task.args["roles"]]
+            halves = {role: self.half(ROLES / role, variables) for role in self._task.args["roles"]}
+            result["left"] = [role for role, half in halves.items() if half is None]
+            parts = [half for half in halves.values() if half]
         else:
             parts = [(self._task.args["files"], None, variables)]
         given = [one for files, _, _ in parts for one in files]
@@ -81,7 +83,7 @@ class ActionModule(ActionBase):
             ]
         return {**result, **found}
 
-    def half(self, folder: Path, task_vars: dict[str, Any]) -> tuple[list[dict[str, Any]], Path, dict[str, Any]]:
+    def half(self, folder: Path, task_vars: dict[str, Any]) -> tuple[list[dict[str, Any]], Path, dict[str, Any]] | None:
         """The files that a role's configure half names, where the role is, and the variables it sees."""
 
         def load(path: str) -> Any:
@@ -89,7 +91,7 @@ class ActionModule(ActionBase):
 
         tasks = load("tasks/configure.yml") or [{"node_files": {"files": []}}]
         if len(tasks) != 1 or tasks[0].keys() - {"name", "vars", "node_files"}:
-            raise AnsibleActionFail(f"{folder.name}/tasks/configure.yml: must be one node_files task and nothing else")
+            return None
         fixed = load("vars/main.yml") if (folder / "vars/main.yml").exists() else {}
         own = {"role_path": str(folder), **fixed, **tasks[0].get("vars", {})}
         variables = {**load("defaults/main.yml"), **task_vars, **own}
