@@ -10,7 +10,7 @@ ACCESS = {"rw": "RW", "ro": "RO"}
 def exported(nodes):
     """What the kernel's server would be told: (folder, client, options) per line of the role's exports."""
     lines = nodes["head"].check_output(f"cat {EXPORTS}").splitlines()
-    return [re.fullmatch(r"(\S+) (\S+)\((\S+)\)", line).groups() for line in lines if line]
+    return [re.fullmatch(r"(\S+) (\S+)\((\S+)\)", line).groups() for line in lines if line[0] != "#"]
 
 
 def configuration(nodes):
@@ -83,9 +83,9 @@ def test_stranger_on_the_fabric_reads_nothing(nodes):
 def test_full_share_gives_a_clear_error(nodes):
     nodes["w1"].check_output("truncate -s 32M /root/big")
     assert write(nodes, "/root/big", "results/big").rc != 0
-    done = nodes.as_user("head", "echo more > /shared/results/more")
+    done = nodes.as_user("head", "dd if=/dev/zero of=/shared/results/more bs=1M count=32")
     assert "No space left on device" in done.stderr
-    nodes["head"].check_output("rm /shared/results/big")
+    nodes["head"].check_output("rm /shared/results/big /shared/results/more")
 
 
 def test_worker_asks_for_this_share_and_tries_until_it_gets_it(nodes):
