@@ -59,8 +59,11 @@ def base_key(release: str) -> str:
 def role_files(role: str) -> list[Path]:
     """Files of the install half; what configures a running node does not change the image."""
     skipped = ("molecule", "configure.yml", "validate.yml", "remove.yml", "meta")
-    files = [path for path in (ROOT / "roles" / role).glob("**/*") if path.is_file()]
-    return [path for path in files if not any(part in skipped for part in path.relative_to(ROOT).parts)]
+    folder = ROOT / "roles" / role
+    files = [path for path in folder.glob("**/*") if path.is_file()]
+    files = [path for path in files if not any(part in skipped for part in path.relative_to(folder).parts)]
+    tasks = "".join(path.read_text() for path in files if "tasks" in path.relative_to(folder).parts)
+    return [path for path in files if path.parent.name != "templates" or path.name in tasks]
 
 
 def node_key(cluster: Cluster, wheelhouses: Iterable[str] | None = None) -> str:
