@@ -114,10 +114,13 @@ def scenarios(role: str) -> str:
         nodes = ", ".join(platform["name"] for platform in platforms)
         image = " and ".join(sorted({platform["image"] for platform in platforms}))
         key = role if path.parent.name == "default" else f"{role}/{path.parent.name}"
-        proves = f"the same as {role}" if (path.parent / "tests").is_symlink() else "; ".join(claims(path.parent))
+        proves, usual = claims(path.parent), claims(folder / "default")
+        if key != role and set(proves) <= set(usual):
+            left_out = [claim for claim in usual if claim not in proves]
+            proves = [f"the same as {role}", *([f"except: {', '.join(left_out)}"] if left_out else [])]
         settings = path.parent / "cluster.yml"
         release = (yaml.safe_load(settings.read_text()) if settings.exists() else {}).get("os_release")
-        rows += f"| {key} | {nodes} ({f'{release} ' if release else ''}{image} image) | {proves} |\n"
+        rows += f"| {key} | {nodes} ({f'{release} ' if release else ''}{image} image) | {'; '.join(proves)} |\n"
     return rows
 
 

@@ -3,7 +3,6 @@ import time
 import pytest
 
 UNTIL = "timeout {seconds} sh -c 'until {condition}; do sleep 0.2; done'"
-SERVED = "/srv/share/glusterfs"
 
 
 def wait(nodes, name, condition, seconds=60):
@@ -136,17 +135,3 @@ def test_existing_share_is_checked(nodes):
     assert "/run: is on tmpfs, which no other node sees" in nodes.run("w1", "shared-storage check").stderr
     nodes["w1"].check_output("sed -i s,^WHERE=.*,WHERE=/nowhere, /etc/horovod-cluster/storage")
     assert "/nowhere: there is no such folder" in nodes.run("w1", "shared-storage check").stderr
-
-
-def test_removal_leaves_the_data_and_nothing_else(nodes):
-    done = nodes.apply("remove")
-    assert done.returncode == 0, done.stdout
-    for name in nodes.names:
-        assert nodes.run(name, "mountpoint -q /shared").rc != 0
-        assert nodes[name].check_output("dpkg-query -W -f '${Package} ${Status}\\n' | grep gluster | cat") == ""
-        assert nodes[name].check_output("pgrep -l gluster | cat") == ""
-        assert (
-            nodes[name].check_output("find /etc /var/lib /usr/local -path '*gluster*' -o -name '*shared-storage*'")
-            == ""
-        )
-    assert nodes["head"].file(f"{SERVED}/results/after").content_string == "three\n"
