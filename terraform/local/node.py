@@ -170,7 +170,10 @@ def states(spec: dict[str, Any]) -> None:
 
 
 def start(spec: dict[str, Any]) -> None:
-    podman("start", container(spec["cluster"], spec["name"]))
+    name = container(spec["cluster"], spec["name"])
+    # A busy machine may not have given its addresses back yet since it stopped; then it could not have them.
+    podman("container", "cleanup", name, check=False)
+    podman("start", name)
     wait_for_ssh(spec["addresses"]["management"], spec["ssh_port"], spec["name"])
 
 
