@@ -6,6 +6,7 @@ Terraform calls `node.py ACTION` with the resource's input as JSON in INPUT. Sta
 from __future__ import annotations
 
 import fcntl
+import ipaddress
 import json
 import os
 import shutil
@@ -20,12 +21,22 @@ LABEL = "horovod-cluster"
 BOOT_TIMEOUT = 90
 SEEDS = "seeds"
 SEED = "/var/lib/horovod-cluster-seed"
-# Before a node's init: its own copies, since sshd takes only files that belong to root. `podman cp` would cost 0.3 s.
-FIRST = (
-    f"install -m 600 {SEED}/ssh_host_ed25519_key /etc/ssh/ && "
-    f"install -m 644 {SEED}/ssh_host_ed25519_key.pub /etc/ssh/ && "
-    f"install -m 644 {SEED}/authorized_keys /home/ops/.ssh/ && exec /sbin/init"
-)
+INTERFACES = {"management": "mgmt0", "fabric": "fabric0"}
+# Before a node's init. Its own copies of what is mounted, since sshd takes only files that belong to root. And its own
+# addresses instead of those podman gave it: podman counts an address as taken for ever when a container is stopped
+# with other settings than ours, as by a plain `podman stop`, and the node could never start again.
+FIRST = f"""set -e
+install -m 600 {SEED}/ssh_host_ed25519_key /etc/ssh/
+install -m 644 {SEED}/ssh_host_ed25519_key.pub /etc/ssh/
+install -m 644 {SEED}/authorized_keys /home/ops/.ssh/
+take() {{
+  given=$(ip -o -4 address show dev $1) && length=${{given#*/}}
+  way=$(ip -4 route show default dev $1)
+  ip -4 address flush dev $1
+  ip address add $2/${{length%% *}} dev $1
+  [ -z "$way" ] || ip route add $way dev $1
+}}
+"""
 # What role fabric sets on machines of their own: a container cannot, and would get the host's, which may be bbr. Of
 # those that suit a training network a container may have reno only.
 TCP = {"net.ipv4.tcp_congestion_control": "reno", "net.ipv4.tcp_slow_start_after_idle": "0"}
@@ -97,10 +108,15 @@ def close_to_neighbours(cluster: str, subnet: str) -> None:
     )
 
 
+def last_quarter(subnet: str) -> str:
+    """What podman gives addresses from; the nodes' own lie below."""
+    return str(list(ipaddress.ip_network(subnet).subnets(prefixlen_diff=2))[3])
+
+
 def create_network(spec: dict[str, Any]) -> None:
     podman("network", "rm", "-f", spec["name"], check=False)
     podman(
-        *("network", "create", "--disable-dns", "--subnet", spec["subnet"]),
+        *("network", "create", "--disable-dns", "--subnet", spec["subnet"], "--ip-range", last_quarter(spec["subnet"])),
         *("--label", f"{LABEL}={spec['cluster']}"),
         *(["--internal"] if spec["internal"] else ["--opt", "isolate=true"]),
         spec["name"],
@@ -131,10 +147,11 @@ def create_node(spec: dict[str, Any]) -> None:
     addresses = spec["addresses"]
     public = make_seed(state / SEEDS / spec["name"], state / "id_ed25519.pub", spec["name"])
     networks = []
-    for network, interface in (("management", "mgmt0"), ("fabric", "fabric0")):
-        if network in addresses:
-            address = f"ip={addresses[network]},mac={hardware_address(addresses[network])}"
-            networks += [f"--network={spec['cluster']}-{network}:{address},interface_name={interface}"]
+    first = FIRST
+    for network, address in addresses.items():
+        card = f"mac={hardware_address(address)},interface_name={INTERFACES[network]}"
+        networks += [f"--network={spec['cluster']}-{network}:{card}"]
+        first += f"take {INTERFACES[network]} {address}\n"
     podman(
         *("create", "--replace", "--name", name, "--hostname", spec["name"], "--label", f"{LABEL}={spec['cluster']}"),
         # NET_ADMIN: firewall and shaping inside the node. Mounting a share by FUSE takes SYS_ADMIN too.
@@ -146,7 +163,7 @@ def create_node(spec: dict[str, Any]) -> None:
         *networks,
         f"--volume={state / SEEDS / spec['name']}:{SEED}:ro",
         *(f"--volume={source}:{target}:ro" for source, target in spec.get("mounts", {}).items()),
-        *(spec["image"], "/bin/sh", "-c", FIRST),
+        *(spec["image"], "/bin/sh", "-c", first + "exec /sbin/init"),
     )
     podman("start", name)
     update_known_hosts(state / "known_hosts", addresses["management"], spec["ssh_port"], public)
@@ -171,8 +188,6 @@ def states(spec: dict[str, Any]) -> None:
 
 def start(spec: dict[str, Any]) -> None:
     name = container(spec["cluster"], spec["name"])
-    # A busy machine may not have given its addresses back yet since it stopped; then it could not have them.
-    podman("container", "cleanup", name, check=False)
     podman("start", name)
     wait_for_ssh(spec["addresses"]["management"], spec["ssh_port"], spec["name"])
 
