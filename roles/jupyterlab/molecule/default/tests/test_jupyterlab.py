@@ -15,6 +15,7 @@ from cluster.config import ROOT
 from tests.browser import conftest as chromium
 
 PORT = 8888
+LIMIT = 180
 MPI = """
 import subprocess
 print(subprocess.run(["mpirun", "-H", "head:1,w1:1", "hostname"], capture_output=True, text=True))
@@ -61,7 +62,7 @@ class Lab:
             f"wss://{self.address}:{PORT}/{path}",
             header=[f"Authorization: token {self.token}"],
             sslopt={"ca_certs": str(self.certificate)},
-            timeout=180,
+            timeout=LIMIT,
         )
 
     def run(self, cells, path="cell.ipynb"):
@@ -96,7 +97,9 @@ def execute(channel, code):
     message = {"header": header, "parent_header": {}, "metadata": {}, "content": content, "channel": "shell"}
     channel.send(json.dumps(message))
     text, kinds = "", set()
+    deadline = time.monotonic() + LIMIT
     while True:
+        assert time.monotonic() < deadline, f"no end after {LIMIT} s: {text}"
         answer = json.loads(channel.recv())
         if answer["parent_header"].get("msg_id") != identifier:
             continue
@@ -141,6 +144,12 @@ def test_cell_that_runs_mpirun_over_both_nodes_returns(lab):
     assert "head" in text and "w1" in text, text
 
 
+def sent(nodes):
+    """Bytes that w1 has sent, by network card."""
+    read = "cat /sys/class/net/{}/statistics/tx_bytes"
+    return {card: int(nodes["w1"].check_output(read.format(card))) for card in ("fabric0", "mgmt0")}
+
+
 def test_notebooks_sweep_plot_and_train_over_both_nodes(lab, nodes, folder):
     sweep = lab.run_notebook("sweep.ipynb")
     place = folder.rpartition("/")[0]
@@ -149,7 +158,10 @@ def test_notebooks_sweep_plot_and_train_over_both_nodes(lab, nodes, folder):
     assert {(row["nodes"], row["processes"]) for row in rows} == {(1, 1), (2, 2)}, sweep
     assert all(row["images_per_second"] > 0 for row in rows)
     assert any("image/png" in kinds for _, kinds in lab.run_notebook("plot.ipynb"))
+    before = sent(nodes)
     trained = lab.run_notebook("train.ipynb")
+    moved = {card: count - before[card] for card, count in sent(nodes).items()}
+    assert moved["fabric0"] > 5e6 > 10 * moved["mgmt0"], moved
     printed = [line.split() for text, _ in trained for line in text.splitlines() if "accuracy" in line]
     assert {words[0] for words in printed} == {"head:", "w1:"}, trained
     assert len({words[-1] for words in printed}) == 1, f"nodes end with other weights: {printed}"
@@ -202,10 +214,9 @@ def test_token_is_in_one_file_of_the_account_and_in_no_log(lab, nodes):
     for look in ("journalctl --no-pager", "ps -eo args"):
         assert lab.token not in nodes["head"].check_output(look), look
     assert lab.token not in (ROOT / ".state/molecule-logs/jupyterlab.log").read_text()
-    readable = nodes["head"].check_output(
-        f"find / -xdev -type f -perm /044 -size -64k -newer /etc/hostname -exec grep -ls {lab.token} {{}} + || true"
-    )
-    assert readable == ""
+    look = f"grep -rlsF {lab.token} /etc /home /run /tmp /var /opt/jupyterlab"
+    assert "/etc/jupyterlab/token" in nodes.run("head", f"runuser -u horovod -- {look}").stdout
+    assert nodes.run("head", f"runuser -u nobody -- {look}").stdout == ""
 
 
 def test_nothing_is_said_without_tls(lab):
