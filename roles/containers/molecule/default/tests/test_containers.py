@@ -67,7 +67,7 @@ def test_registry_without_tls_is_refused(nodes):
     finally:
         nodes["w1"].check_output("systemctl stop plain-registry")
     assert done.rc != 0
-    assert "server gave HTTP response to HTTPS client" in done.stderr, done.stderr
+    assert "does not look like a TLS handshake" in done.stderr, done.stderr
 
 
 def test_removed_it_leaves_nothing(nodes):
