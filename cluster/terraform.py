@@ -85,9 +85,9 @@ class Root:
     def apply(self, replace: list[str]) -> str:
         """Create what is missing; replace has the addresses of what is gone behind Terraform's back."""
         self.init()
-        flags = [f"-replace={address}" for address in replace]
+        options = self._options() | ({"replace": replace} if replace else {})
         with interrupted_last():
-            return self._checked("apply", self._terraform.apply(*flags, skip_plan=True, **self._options()))
+            return self._checked("apply", self._terraform.apply(skip_plan=True, **options))
 
     def plan(self) -> tuple[bool, str]:
         """Whether an apply would change anything, and what."""

@@ -17,7 +17,7 @@ from pathlib import Path
 TOLERANCE = 0.10
 # How long a pair of nodes is measured; below that share of the rate a pair is tried again, at most so often.
 MILLISECONDS = 200
-ENOUGH = 0.95
+ENOUGH = 0.92
 TRIES = 20
 PATIENCE = 120
 # A share is mounted while the deploy goes on; a node that has just come may need this long.
