@@ -109,7 +109,12 @@ class Scenario:
             "state_dir": str(self.state.dir),
             "fuse": self.cluster.storage.backend != "none",
             "capabilities": platform.get("capabilities", []),
-            "mounts": {str(wheelhouse.folder(name)): image.ON_NODE[name] for name in wheelhouses_of(platform)},
+            # One that is not mounted is copied by its role.
+            "mounts": {
+                str(wheelhouse.folder(name)): image.ON_NODE[name]
+                for name in wheelhouses_of(platform)
+                if name in image.ON_NODE
+            },
         }
 
     def image_variable(self, platform: dict[str, Any]) -> str:
