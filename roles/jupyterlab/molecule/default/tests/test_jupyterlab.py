@@ -49,7 +49,7 @@ class Lab:
         return json.loads(text) if text else None
 
     def wait(self):
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + LIMIT
         while True:
             try:
                 return self.ask("GET", "/api")

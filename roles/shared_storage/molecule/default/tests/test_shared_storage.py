@@ -5,7 +5,7 @@ import pytest
 UNTIL = "timeout {seconds} sh -c 'until {condition}; do sleep 0.2; done'"
 
 
-def wait(nodes, name, condition, seconds=60):
+def wait(nodes, name, condition, seconds=180):
     assert nodes.run(name, UNTIL.format(condition=condition, seconds=seconds)).rc == 0, f"{name}: not {condition}"
 
 
