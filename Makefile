@@ -86,7 +86,7 @@ check: setup ## lint, types and unit tests, in under a minute
 test: setup ## everything CI runs: check, terraform, aws, end to end, testbeds, molecule, browser
 	@$(VENV)/python tests/run.py all
 
-test-cuda: setup ## what takes 5 GB and a quarter of an hour: compile Horovod for CUDA and the driver's module, without a GPU
+test-cuda: setup ## what takes 3 GB and a quarter of an hour: compile Horovod for CUDA and the driver's module, without a GPU
 	@$(VENV)/python tests/molecule/run.py -j 1 horovod/cuda nvidia_driver/forced
 
 lock: setup ## pin the Python packages anew

@@ -108,18 +108,25 @@ def setup_packages() -> list[str]:
 
 
 def images() -> list[Row]:
-    """Ours are made here; others' are pinned by digest in versions.yml."""
-    return [
-        row("image", str(value).partition("@")[0], str(value).partition("@")[0].rpartition(":")[2], [digest], "nodes")
-        for value in config.versions().values()
-        if (digest := str(value).partition("@")[2]).startswith("sha256:")
-    ]
+    """Others' images, in versions.yml; ours are made here. One without a digest can change under its tag."""
+    rows = []
+    for value in map(str, config.versions().values()):
+        if match := re.fullmatch(r"([a-z0-9.-]+\.[a-z]+/[^:@]+):([^@]+)(?:@(sha256:[0-9a-f]{64}))?", value):
+            rows.append(row("image", match[1], match[2], [match[3]] if match[3] else [], "nodes with GPUs"))
+    return rows
+
+
+def nvidia() -> list[Row]:
+    """Packages of NVIDIA's own repositories, which apt checks by their key in versions.yml."""
+    pinned = config.versions()
+    names = [name for name in pinned if name.startswith("nvidia_") and not name.endswith("_key")]
+    return [row("package", name, str(pinned[name]), [], "nodes with GPUs") for name in names]
 
 
 def run(env: str, as_json: bool) -> int:
     cluster = config.load(env)
     state = State(env)
-    rows = debian(state, cluster) + wheels() + files() + images()
+    rows = debian(state, cluster) + nvidia() + wheels() + files() + images()
     if as_json:
         print(json.dumps(rows, indent=1))
         return 0

@@ -22,7 +22,7 @@ TRIES = 20
 PATIENCE = 120
 # A share is mounted while the deploy goes on; a node that has just come may need this long.
 SHARE_PATIENCE = 60
-# Rank RANK prints what it reads in the share, before it measures.
+# Each rank prints what it reads in the share, before it measures.
 LOOK = """
 end=$(($(date +%s) + PATIENCE))
 until found=$(cat "$file" 2>/dev/null) || [ "$(date +%s)" -ge $end ]; do sleep 0.3; done

@@ -53,3 +53,11 @@ def test_packages_in_blocks_and_behind_variables_are_found():
     ]
     assert artefacts.apt_tasks(block) == [["a", "b"], []]
     assert "hwloc-nox" in artefacts.debian_names("common")
+
+
+def test_images_and_drivers_of_nvidia_are_there(rows):
+    pinned = config.versions()
+    (image,) = [row for row in rows if row["kind"] == "image"]
+    assert f"{image['name']}:{image['version']}" == pinned["dcgm_exporter"]
+    versions = {row["name"]: row["version"] for row in rows if row["name"].startswith("nvidia_")}
+    assert versions["nvidia_driver"] == pinned["nvidia_driver"]

@@ -68,7 +68,9 @@ class ActionModule(ActionBase):
         found = json.loads(done["stdout"].splitlines()[-1])
         if not self._task.check_mode:
             for one in given:
-                if one.get("confirm") and one["dest"] in found["files"]:
+                # Commands that an interruption left undone run now, though the file has not changed.
+                done_now = one["dest"] in found["files"] or set(one.get("then", ())) & set(found["ran"])
+                if one.get("confirm") and done_now:
                     self.confirm(one, variables)
         diffs = found.pop("diff")
         if self._task.diff:
@@ -143,4 +145,5 @@ class ActionModule(ActionBase):
             )
         except AnsibleError as error:
             raise AnsibleActionFail(f"{given['template']}: {error}") from error
-        return str(text)
+        # Of a template that renders to nothing, None is what comes back.
+        return "" if text is None else str(text)

@@ -1,3 +1,4 @@
+import hashlib
 import subprocess
 
 import pytest
@@ -127,3 +128,16 @@ def test_rules_that_nobody_confirms_are_rolled_back(nodes):
     assert from_here(tried) == tried
     assert w1.check_output("nft list table inet horovod_cluster") == before
     assert "tcp dport" in w1.check_output("cat /etc/nftables.conf")
+
+
+def test_rules_that_an_interruption_left_undone_are_confirmed_too(nodes):
+    """Put in force without a change of their file, they would otherwise be taken back a minute later."""
+    w1 = nodes["w1"]
+    command = "/usr/local/sbin/firewall-apply apply 60"
+    note = f"/var/lib/horovod-cluster/pending/{hashlib.sha256(command.encode()).hexdigest()[:16]}"
+    w1.check_output(f"sh -c 'mkdir -p $(dirname {note}) && printf %s \"{command}\" > {note}'")
+    done = nodes.apply("configure")
+    assert done.returncode == 0, done.stdout
+    assert not w1.file(note).exists
+    assert w1.run("systemctl -q is-active firewall-rollback.timer").rc != 0
+    assert "tcp dport" in w1.check_output("nft list table inet horovod_cluster")
