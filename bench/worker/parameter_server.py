@@ -24,11 +24,12 @@ class ParameterServerEngine(TorchEngine):
         self.kept = [0] * self.size
         self.owners: dict[str, int] = {}
         self.numbers: dict[str, int] = {}
-        self.jobs: queue.Queue[tuple[int, torch.Tensor, threading.Event]] = queue.Queue()
+        self.jobs: queue.Queue[tuple[int, torch.Tensor, threading.Event] | None] = queue.Queue()
         self.problem: BaseException | None = None
         self.own: list[threading.Event] = []
         self.others: list[tuple[Any, Any, torch.Tensor, torch.Tensor]] = []
-        threading.Thread(target=self._serve, daemon=True).start()
+        self.server = threading.Thread(target=self._serve, daemon=True)
+        self.server.start()
 
     def begin(self, scale: float) -> None:
         self.own, self.others = [], []
@@ -56,8 +57,8 @@ class ParameterServerEngine(TorchEngine):
 
     def _serve(self) -> None:
         peers = [rank for rank in range(self.size) if rank != self.rank]
-        while True:
-            number, tensor, done = self.jobs.get()
+        while job := self.jobs.get():
+            number, tensor, done = job
             try:
                 parts = [torch.empty_like(tensor) for _ in peers]
                 arriving = [
@@ -82,3 +83,9 @@ class ParameterServerEngine(TorchEngine):
             done.wait()
         if self.problem:
             raise self.problem
+
+    def close(self) -> None:
+        """The serving thread ends first: one that the interpreter stops on its way out can take the process with it."""
+        self.jobs.put(None)
+        self.server.join()
+        super().close()
