@@ -52,13 +52,18 @@ class Job:
 
     @property
     def inside(self) -> list[str]:
-        """podman with the host's network, so that the fabric is there, and the launcher's variables let in."""
+        """podman with the host's network, so that the fabric is there, and the launcher's variables and folder let in.
+
+        The launcher's own service knows a rank by its user id, so the account keeps its id inside.
+        """
         if not self.container:
             return []
         gpus = ["--device=nvidia.com/gpu=all"] if self.cuda else []
-        shared = [f"--volume={self.worker.rpartition('/bench/')[0]}:{self.worker.rpartition('/bench/')[0]}:ro"]
+        worker = self.worker.rpartition("/bench/")[0]
+        shared = [f"--volume={worker}:{worker}:ro", "--volume=/tmp:/tmp"]
         return [
-            *("podman", "run", "--rm", "--network=host", "--ipc=host", "--pid=host", "--env-host", *gpus, *shared),
+            *("podman", "run", "--rm", "--network=host", "--ipc=host", "--pid=host", "--userns=keep-id", "--env-host"),
+            *(*gpus, *shared),
             self.container,
         ]
 

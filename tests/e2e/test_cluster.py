@@ -313,6 +313,15 @@ def test_sweep_again_skips_what_is_there(tmp_path):
     assert trials() == before
 
 
+def test_torchrun_starts_the_same_worker(tmp_path):
+    plan = write_plan(tmp_path, nodes=[2], launcher="torchrun", seconds=6).rename(tmp_path / "torchrun.yml")
+    run(BIN / "bench", "sweep", "--env", ENV, "--plan", plan, "--no-check")
+    (trial,) = [json.loads(line) for line in (ROOT / f"results/{ENV}/torchrun/trials.jsonl").read_text().splitlines()]
+    assert trial["status"] == "ok", trial["error"]
+    assert trial["point"]["nodes"] == 2
+    assert trial["images_per_second"]["median"] < 2 * trials()[0]["images_per_second"]["median"]
+
+
 @pytest.mark.parametrize(
     ("engine", "compression"), [("horovod-mpi", "none"), ("ddp", "none"), ("ps", "none"), ("horovod-mpi", "1bit")]
 )

@@ -40,9 +40,11 @@ FABRICS = ("1g", "10g")
 # Nodes -> how many times the defaults' bus bandwidth is asked for.
 NODES = {2: 1.15, 4: 1.6, 8: 1.9}
 OF_THE_WIRE = 0.93
+# Where that would take more than this share of the wire, this share is the goal: no engine sends more than the wire takes.
+MOST_OF_THE_WIRE = 0.95
 STEP_GAIN, STEP_BEHIND = 1.3, 0.03
 SMALL, SMALL_SLOWER = (4 << 10, 16 << 10, 64 << 10), 0.05
-REPEATS = 2
+REPEATS, SMALL_REPEATS = 2, 6
 SECONDS = 4.0
 console = Console(highlight=False, soft_wrap=True)
 
@@ -79,7 +81,8 @@ def bandwidths(work: Communication, settings: Settings, case: Case) -> list[floa
 def large(contract: Contract, goals: Goals) -> None:
     case = Case("all_reduce", models.get("resnet50").gradient_bytes)
     table = Table(title="EMULATED all-reduce of ResNet-50's gradients, bus bandwidth in Gbit/s", title_justify="left")
-    for column in ("fabric", "nodes", "iperf3", "tuned", "of it", "93%", "defaults", "tuned / defaults", "goal", "met"):
+    columns = ("fabric", "nodes", "iperf3", "tuned", "of it", "93%", "defaults", "ratio", "goal", "most possible", "met")
+    for column in columns:
         table.add_column(column)
     for fabric in FABRICS:
         chosen = tuning.choose({}, fabric, contract.fabrics[fabric])
@@ -98,12 +101,15 @@ def large(contract: Contract, goals: Goals) -> None:
                 work.close()
             tuned, defaults = (statistics.median(found[name]) for name in ("tuned", "defaults"))
             near = goals.met(tuned >= OF_THE_WIRE * wire, f"{fabric}, {nodes} nodes: {tuned / wire:.1%} of the wire")
+            within = wanted * defaults <= MOST_OF_THE_WIRE * wire
             gain = goals.met(
-                tuned >= wanted * defaults, f"{fabric}, {nodes} nodes: {tuned / defaults:.2f} x the defaults"
+                tuned >= (wanted * defaults if within else MOST_OF_THE_WIRE * wire),
+                f"{fabric}, {nodes} nodes: {tuned / defaults:.2f} x the defaults",
             )
+            goal = f"{wanted:g}" if within else f"{MOST_OF_THE_WIRE:.0%} of iperf3"
             table.add_row(
                 *(fabric, str(nodes), f"{wire:.3f}", median(found["tuned"]), f"{tuned / wire:.1%}", near),
-                *(median(found["defaults"]), f"{tuned / defaults:.2f}", f"{wanted:g}", gain),
+                *(median(found["defaults"]), f"{tuned / defaults:.2f}", goal, f"{wire / defaults:.2f}", gain),
             )
             console.print(f"{fabric}, {nodes} nodes: {tuned / wire:.1%} of the wire, {tuned / defaults:.2f} x defaults")
     console.print(table)
@@ -120,9 +126,9 @@ def small(contract: Contract, goals: Goals) -> None:
         cases = [Case("all_reduce", size) for size in SMALL]
         times: dict[str, dict[str, list[float]]] = {"tuned": {}, "defaults": {}}
         try:
-            for _ in range(REPEATS):
+            for _ in range(SMALL_REPEATS):
                 for name, settings in (("tuned", chosen), ("defaults", UNTUNED)):
-                    for case, seen in work.times("horovod", settings, cases, 1.0).items():
+                    for case, seen in work.times("horovod", settings, cases, 0.5).items():
                         times[name].setdefault(case, []).extend(1e3 * one for one in seen["times"])
         finally:
             work.close()
