@@ -38,9 +38,12 @@ def proof(point: Point, factor: float, interface: str, ranks: list[dict[str, Any
     """Which interface carried the bytes, and what is wrong with that, if anything."""
     first = {rank["node"]: rank["sent"] for rank in reversed(ranks) if rank["local"] == 0}
     expected = (ring_bytes(point, factor) + served_bytes(point, ranks)) * WIRE_OVERHEAD
+    # Gloo's ranks ask each other for work every cycle, except while they add up. That does not shrink with s.
+    idle = sum(rank["idle"].get(interface, 0.0) for rank in ranks if rank["local"] == 0) / point.nodes
     transport = Transport(
         interface=interface,
         expected_bytes=expected,
+        idle_bytes=idle,
         measured_bytes={node: sent.get(interface, 0.0) for node, sent in first.items()},
         other_bytes={node: {nic: n for nic, n in sent.items() if nic != interface} for node, sent in first.items()},
     )
@@ -51,10 +54,10 @@ def proof(point: Point, factor: float, interface: str, ranks: list[dict[str, Any
         for nic, sent in others.items():
             if sent > 0.5 * expected:
                 return transport, f"traffic went over {nic} on {node} and not over {interface}"
-    if abs(total / expected - 1) > TOLERANCE:
+    if not (1 - TOLERANCE) * expected <= total <= (1 + TOLERANCE) * (expected + idle):
         return transport, (
             f"{interface} carried {total / 1e6:.2f} MB per node and step, expected {expected / 1e6:.2f} MB "
-            f"within {TOLERANCE:.0%}"
+            f"and up to {idle / 1e6:.2f} MB of negotiation, within {TOLERANCE:.0%}"
         )
     return transport, None
 

@@ -72,6 +72,10 @@ class Transport(Record):
 
     interface: str
     expected_bytes: float = Field(description="per node and step, sent, as the algorithm needs at this scale")
+    idle_bytes: float = Field(
+        default=0.0,
+        description="per node and step, what it sends when there is nothing to add up; up to this may come on top",
+    )
     measured_bytes: dict[str, float] = Field(description="node -> bytes sent per step on the fabric interface")
     other_bytes: dict[str, dict[str, float]] = Field(
         default_factory=dict, description="node -> other interface -> bytes sent per step"

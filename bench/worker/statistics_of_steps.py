@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import comb
 
-WINDOW = 2
+WINDOW = 1
 STEADY = 0.05
 SMALLEST_SAMPLE = 6
 
