@@ -72,9 +72,9 @@ class Transport(Record):
 
     interface: str
     expected_bytes: float = Field(description="per node and step, sent, as the algorithm needs at this scale")
-    idle_bytes: float = Field(
+    fixed_bytes: float = Field(
         default=0.0,
-        description="per node and step, what it sends when there is nothing to add up; up to this may come on top",
+        description="per node and step, what did not shrink with s (negotiation, packets' headers), from s and 2s",
     )
     measured_bytes: dict[str, float] = Field(description="node -> bytes sent per step on the fabric interface")
     other_bytes: dict[str, dict[str, float]] = Field(

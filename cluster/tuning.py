@@ -88,7 +88,7 @@ def load(env: str) -> dict[str, Settings]:
         content = yaml.safe_load(path.read_text()) or {}
         return {name: Settings.model_validate(values) for name, values in content["tuning"].items()}
     except (yaml.YAMLError, KeyError, AttributeError, TypeError):
-        raise UserError(f"{path.name}: not a tuning file; remove it, then `make tune ENV={env}` writes a new one") from None
+        raise UserError(f"{path.name}: not a tuning file; remove it, `make tune ENV={env}` makes another") from None
     except ValidationError as error:
         raise UserError(f"{path.name}: {one_line(error, 'tuning')}") from None
 

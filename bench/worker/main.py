@@ -33,7 +33,6 @@ CHUNK = 2
 LARGEST_WARMUP = 8
 TARGET = 0.02
 CHECK_STEPS = 3
-IDLE_SECONDS = 0.3
 
 
 def emit(event: str, **values: Any) -> None:
@@ -68,15 +67,6 @@ def set_rate(trial: dict[str, Any], rank: int) -> None:
         )
 
 
-def idle_talk(engine: Any) -> dict[str, float]:
-    """Per interface, bytes a second that this node sends while there is nothing to add up: Horovod asks all the time."""
-    engine.barrier()
-    before, started = nic_bytes(), time.perf_counter()
-    time.sleep(IDLE_SECONDS)
-    after, seconds = nic_bytes(), time.perf_counter() - started
-    return {name: (count - before[name]) / seconds for name, count in after.items() if name in before}
-
-
 def run_steps(engine: Any, device: Any, count: int) -> list[devices.Step]:
     return [device.step(engine) for _ in range(count)]
 
@@ -86,7 +76,7 @@ def slowest(engine: Any, steps: list[devices.Step]) -> list[float]:
     return [max(times) for times in zip(*engine.gather([step[0] for step in steps]), strict=True)]
 
 
-def run_trial(engine: Any, trial: dict[str, Any], talk: dict[str, float]) -> None:
+def run_trial(engine: Any, trial: dict[str, Any]) -> None:
     set_rate(trial, engine.local_rank)
     engine.barrier()
     engine = compression.wrap(engine, trial["compression"])
@@ -120,8 +110,7 @@ def run_trial(engine: Any, trial: dict[str, Any], talk: dict[str, float]) -> Non
     sent = {name: (count - nics[name]) / len(mine) for name, count in nic_bytes().items() if name in nics}
     busy, total = (after - before for after, before in zip(cpu_times(), cpu, strict=True))
     place = {"node": socket.gethostname(), "local": engine.local_rank}
-    idle = {name: rate * (time.perf_counter() - warm) / len(mine) for name, rate in talk.items()}
-    reports = engine.gather({**place, "steps": mine, "sent": sent, "idle": idle, "input": source.report()})
+    reports = engine.gather({**place, "steps": mine, "sent": sent, "input": source.report()})
     device.check(engine)
     source.close()
     if engine.rank == 0:
@@ -168,9 +157,8 @@ def serve(body: Callable[[Any, dict[str, Any]], None]) -> None:
 
 
 def run_trials(engine: Any, spec: dict[str, Any]) -> None:
-    talk = idle_talk(engine)
     for trial in spec["trials"]:
-        run_trial(engine, trial, talk)
+        run_trial(engine, trial)
 
 
 if __name__ == "__main__":

@@ -23,8 +23,8 @@ def main() -> None:
             deadline = time.monotonic() + pause
             while child.poll() is None and time.monotonic() < deadline:
                 time.sleep(0.1)
-        # The launcher ends its ranks; this is for the case that it could not, and for ranks in containers, which outlive
-        # the podman that started them. A rank's command begins with its interpreter's path; ours and the launcher's do not.
+        # The launcher ends its ranks; this is for the case that it could not, and for ranks in containers, which
+        # outlive the podman that started them. Only a rank's command begins with its interpreter's path.
         kill = f"pkill -9 -f -- '^/[^ ]*python[^ ]* .*--launch {run}'"
         for host in hosts:
             reach = ["ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=3", host] if host != hosts[0] else ["sh", "-c"]

@@ -40,7 +40,7 @@ FABRICS = ("1g", "10g")
 # Nodes -> how many times the defaults' bus bandwidth is asked for.
 NODES = {2: 1.15, 4: 1.6, 8: 1.9}
 OF_THE_WIRE = 0.93
-# Where that would take more than this share of the wire, this share is the goal: no engine sends more than the wire takes.
+# Where that would take more than this share of the wire, this share is the goal: nobody sends more than the wire takes.
 MOST_OF_THE_WIRE = 0.95
 STEP_GAIN, STEP_BEHIND = 1.3, 0.03
 SMALL, SMALL_SLOWER = (4 << 10, 16 << 10, 64 << 10), 0.05
@@ -81,8 +81,7 @@ def bandwidths(work: Communication, settings: Settings, case: Case) -> list[floa
 def large(contract: Contract, goals: Goals) -> None:
     case = Case("all_reduce", models.get("resnet50").gradient_bytes)
     table = Table(title="EMULATED all-reduce of ResNet-50's gradients, bus bandwidth in Gbit/s", title_justify="left")
-    columns = ("fabric", "nodes", "iperf3", "tuned", "of it", "93%", "defaults", "ratio", "goal", "most possible", "met")
-    for column in columns:
+    for column in ("fabric", "nodes", "iperf3", "tuned", "of it", "93%", "defaults", "ratio", "goal", "most", "met"):
         table.add_column(column)
     for fabric in FABRICS:
         chosen = tuning.choose({}, fabric, contract.fabrics[fabric])

@@ -82,7 +82,6 @@ def rank(node, wait, read):
         # whole, compute, communication, wait for images
         "steps": [[0.2 + wait + 0.1, 0.2, 0.2, wait]] * 8,
         "sent": {"fabric0": 0.0},
-        "idle": {},
         "input": {
             "read_bytes": read,
             "read_s": 0.5,
