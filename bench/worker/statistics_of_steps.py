@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from math import comb
 
-WINDOW = 1
 STEADY = 0.05
 SMALLEST_SAMPLE = 6
 
@@ -42,7 +41,5 @@ def half_width(values: list[float]) -> float:
 
 
 def settled(values: list[float]) -> bool:
-    """The last window of steps takes as long as the one before."""
-    if len(values) < 2 * WINDOW:
-        return False
-    return abs(median(values[-WINDOW:]) / median(values[-2 * WINDOW : -WINDOW]) - 1) <= STEADY
+    """The last step took as long as the one before."""
+    return len(values) > 1 and abs(values[-1] / values[-2] - 1) <= STEADY

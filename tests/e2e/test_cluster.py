@@ -199,8 +199,10 @@ def reachable(address: str, port: int, within: str | None = None, source: str = 
 @pytest.mark.parametrize("node", ["head", "w1"])
 def test_no_service_waits_for_itself(node):
     """systemd breaks such a cycle by leaving out one of its services, now this one and now that."""
-    found = podman("exec", f"{ENV}-{node}", "sh", "-c", "systemd-analyze verify default.target 2>&1 || true")
-    assert "ordering cycle" not in found, found
+    # The exit code of verify speaks of other things too, such as missing manual pages.
+    ask = "systemd-analyze --version > /dev/null && (systemd-analyze verify default.target 2>&1 || true)"
+    said = run("podman", "exec", f"{ENV}-{node}", "sh", "-c", ask).stdout
+    assert "ordering cycle" not in said, said
 
 
 def test_only_allowed_ports_answer():
