@@ -28,6 +28,7 @@ class Job:
     spec: str
     settings: Settings = field(default_factory=Settings)
     scale: float = 1.0
+    slowdown: float = 1.0
     cuda: bool = False
     container: str | None = None
     torchrun: bool = False
@@ -69,10 +70,10 @@ class Job:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What the worker's processes get: the fabric by name, and Horovod's buffer scaled with the gradients."""
+        """What ranks get: the fabric by name; Horovod's buffer and clock, scaled like bytes and time."""
         values = {
             "HOROVOD_FUSION_THRESHOLD": str(int(self.settings.fusion_mb * (1 << 20) / self.scale)),
-            "HOROVOD_CYCLE_TIME": f"{self.settings.cycle_ms:g}",
+            "HOROVOD_CYCLE_TIME": f"{self.settings.cycle_ms * self.slowdown:g}",
             "HOROVOD_GLOO_IFACE": self.interface,
             "GLOO_SOCKET_IFNAME": self.interface,
             "OMP_NUM_THREADS": "1",

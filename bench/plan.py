@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from bench import devices, models
+from bench import devices, models, scale
 from bench.trial import Point
 from cluster import tuning
 from cluster.config import one_line
@@ -22,7 +22,7 @@ from cluster.tuning import Settings
 
 Tuned = Mapping[str, Settings]
 PLANS = Path(__file__).parent / "plans"
-START_SECONDS = 6
+START_SECONDS, START_SECONDS_PER_NODE = 4.0, 0.8
 STEPS = 16
 
 
@@ -91,6 +91,9 @@ class Plan(Section):
     device: str = "emulated:p100"
     compute_ms: Annotated[float, Field(gt=0, strict=False)] | None = Field(
         default=None, description="time of one step's compute, where it was measured, instead of the profile's"
+    )
+    slowdown: Annotated[float, Field(ge=1, le=100, strict=False)] | None = Field(
+        default=None, description="how much slower than real time emulated devices run (default: from nodes and rate)"
     )
     precision: str | None = None
     data: Annotated[
@@ -162,6 +165,8 @@ def check(plan: Plan, cluster: Contract | None, available: int, gpus: int) -> No
     if plan.data_loader == "dali" and plan.device != "cuda":
         raise UserError(f"plan.data_loader: dali needs device cuda, not {plan.device}; leave it out")
     kind, _, profile = plan.device.partition(":")
+    if plan.slowdown and (kind != "emulated" or plan.data != ["synthetic"]):
+        raise UserError("plan.slowdown: only emulated devices with synthetic data can be slowed; leave it out")
     if kind == "emulated":
         devices.get(profile)
     elif plan.device == "cuda":
@@ -232,6 +237,18 @@ def compute_ms(plan: Plan, point: Point) -> tuple[float, str]:
     return devices.compute_ms(point.device.partition(":")[2], point.model, point.batch, plan.precision)
 
 
+def slowdown(plan: Plan, point: Point) -> float:
+    """t of the scale model. Images are decoded in real time: with them nothing is slowed."""
+    if not point.device.startswith("emulated:") or plan.data != ["synthetic"]:
+        return 1.0
+    return plan.slowdown or scale.slowdown(point.nodes, point.rate_gbps)
+
+
+def estimate_start(nodes: int) -> float:
+    """Every rank loads torch, here on the same few cores."""
+    return START_SECONDS + START_SECONDS_PER_NODE * nodes
+
+
 def estimate_seconds(plan: Plan, point: Point) -> float:
     """Rough time one point takes: a step is compute plus what of the ring does not hide behind backward."""
     if not point.device.startswith("emulated:"):
@@ -239,4 +256,4 @@ def estimate_seconds(plan: Plan, point: Point) -> float:
     compute = compute_ms(plan, point)[0] / 1000
     ring = 2 * (point.gpus - 1) / point.gpus * models.get(point.model).gradient_bytes * 8 / (point.rate_gbps * 1e9)
     step = max(compute, compute / 3 + ring * 1.2)
-    return min(STEPS * step, plan.seconds * 1.5)
+    return min(STEPS * step * slowdown(plan, point), plan.seconds * 1.5)

@@ -165,6 +165,7 @@ def trial(
             profile_source=compute[1],
             compute_ms=compute[0],
             scale=main["scale"],
+            slowdown=main["slowdown"],
         )
     if check and emulation:
         ratio = statistics.median(slowest(check["ranks"], 0)) / statistics.median(steps)

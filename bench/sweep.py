@@ -92,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
 def dry_run(wanted: Plan, contract: Contract | None, tuned: dict[str, Settings], as_json: bool) -> int:
     rows, total = [], 0.0
     for one in plan.unfold(wanted, contract, tuned):
-        total += plan.START_SECONDS
+        total += plan.estimate_start(one.nodes)
         for point in one.points:
             seconds = plan.estimate_seconds(wanted, point)
             total += seconds
@@ -156,6 +156,7 @@ class Sweep:
         self.names = [name for name, _ in contract.ordered()]
         self.spent = {"launch": 0.0, "warm-up": 0.0, "measure": 0.0}
         self.lost: set[str] = set()
+        self.timeline = False
 
     def run(self) -> dict[str, float]:
         done = self.folder.done()
@@ -190,8 +191,7 @@ class Sweep:
         Attempt(self, one, job, worker, job.interface, log, started).run()
 
     def job(self, one: Launch, worker: str) -> launch.Job:
-        emulated = self.plan.device.startswith("emulated:")
-        factor = scale.factor(one.nodes, one.points[0].rate_gbps) if emulated else 1.0
+        factor, slowed = self.factors(one)
         fabric = self.contract.fabrics.get(one.fabric) or self.contract.fabrics[self.contract.active_fabric]
         return launch.Job(
             run=f"{int(time.time() * 1000):x}",
@@ -201,13 +201,21 @@ class Sweep:
             subnet=fabric.subnet,
             interface=fabric.interface,
             worker=f"{worker}/main.py",
-            spec=self.spec(one, factor),
+            spec=self.spec(one, factor, slowed),
             settings=plan.settings_of(self.contract, one.fabric, self.tuned),
             scale=factor,
+            slowdown=slowed,
             cuda=self.plan.device == "cuda",
             container=self.plan.container,
             torchrun=self.plan.launcher == "torchrun",
         )
+
+    def factors(self, one: Launch) -> tuple[float, float]:
+        """s and t of the scale model. A timeline is read in real time."""
+        if not self.plan.device.startswith("emulated:"):
+            return 1.0, 1.0
+        slowed = 1.0 if self.timeline else plan.slowdown(self.plan, one.points[0])
+        return scale.factor(one.nodes, one.points[0].rate_gbps, slowed), slowed
 
     def checked(self, point: Point) -> bool:
         """Whether a point is run at 2s too: where there is an emulated network to be wrong about."""
@@ -221,7 +229,7 @@ class Sweep:
         # Single bits are gathered, not summed: a timeline of all-reduces would be empty.
         summed = [point for point in launches[-1].points if point.compression != "1bit"] or launches[-1].points
         one = replace(launches[-1], points=tuple(summed[-1:]))
-        self.check = False
+        self.check, self.timeline = False, True
         target = self.folder.folder / f"timeline-{one.points[0].id}.json"
         remote = f"/home/horovod/timeline-{int(time.time())}.json"
         job = replace(self.job(one, nodes.install_worker(self.contract, self.names[: one.nodes])), timeline=remote)
@@ -240,7 +248,7 @@ class Sweep:
         target.write_text(found.stdout)
         console.print(f"timeline of the last point: {target} (bench timeline {target})", markup=False)
 
-    def spec(self, one: Launch, factor: float) -> str:
+    def spec(self, one: Launch, factor: float, slowed: float = 1.0) -> str:
         trials = []
         link = self.plan.links.get(one.fabric)
         emulated = self.plan.device.startswith("emulated:")
@@ -256,8 +264,9 @@ class Sweep:
                         "pixels": models.get(point.model).input_pixels,
                         "check": s != factor,
                         "scale": s,
-                        "rate_mbit": point.rate_gbps * 1000 / s if shaped else None,
-                        "burst_ms": link.burst_ms if link else None,
+                        "slowdown": slowed,
+                        "rate_mbit": point.rate_gbps * 1000 / s / slowed if shaped else None,
+                        "burst_ms": link.burst_ms * slowed if link and link.burst_ms else None,
                         "gradients": models.get(point.model).gradients_in_backward_order() if emulated else [],
                         "compute_ms": plan.compute_ms(self.plan, point)[0] if emulated else None,
                         "compression": point.compression,

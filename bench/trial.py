@@ -53,6 +53,7 @@ class Emulation(Record):
     profile_source: str
     compute_ms: float = Field(description="forward plus backward of one step on the emulated device")
     scale: float = Field(description="s: bytes and rate are both divided by it")
+    slowdown: float = Field(default=1.0, description="t: the trial ran this much slower; all times are divided by it")
     check_scale: float | None = Field(default=None, description="the other s the point was run at, normally 2s")
     check_ratio: float | None = Field(default=None, description="step time at check_scale over step time at scale")
     converged: bool | None = Field(default=None, description="both within 5%; None when not checked")

@@ -120,16 +120,23 @@ def caveat(family: Family, places: Sequence[Place], constructed: bool = False) -
     if constructed:
         said.append("CONSTRUCTED example")
     if family.kind == "emulated":
-        scales = sorted({place.scale for place in places if place.scale is not None})
-        factor = ""
-        if scales:
-            factor = f", s = {scales[0]:g}" + (f" to {scales[-1]:g}" if len(scales) > 1 else "")
-        said.append(f"EMULATED {family.device_name} (scale model{factor})")
+        factors = span("s", [place.scale for place in places])
+        if any((place.slowdown or 1) != 1 for place in places):
+            factors += span("t", [place.slowdown for place in places])
+        said.append(f"EMULATED {family.device_name} (scale model{factors})")
         if any(place.converged is False for place in places):
             said.append("hollow: differs at 2s")
     elif family.kind == "cpu":
         said.append("trained on CPUs")
     return ", ".join(said)
+
+
+def span(name: str, values: Sequence[float | None]) -> str:
+    """A factor of the scale model, as it goes into a caveat; nothing where no point has it."""
+    known = sorted({value for value in values if value is not None})
+    if not known:
+        return ""
+    return f", {name} = {known[0]:g}" + (f" to {known[-1]:g}" if len(known) > 1 else "")
 
 
 def fabric_scale(fabrics: Sequence[str]) -> alt.Scale:

@@ -121,6 +121,10 @@ class Place:
     def scale(self) -> float | None:
         return middle([trial.emulation.scale if trial.emulation else None for trial in self.trials])
 
+    @property
+    def slowdown(self) -> float | None:
+        return middle([trial.emulation.slowdown if trial.emulation else None for trial in self.trials])
+
 
 @dataclass
 class Table:

@@ -30,8 +30,10 @@ class EmulatedDevice:
 
     def __init__(self, trial: dict[str, Any], source: Feed) -> None:
         self.source = source
-        self.forward = trial["compute_ms"] / 1000 * FORWARD_SHARE
-        self.backward = trial["compute_ms"] / 1000 - self.forward
+        self.slowdown = trial["slowdown"]
+        compute = trial["compute_ms"] / 1000 * self.slowdown
+        self.forward = compute * FORWARD_SHARE
+        self.backward = compute - self.forward
         self.scale = trial["scale"]
         kind = torch.float16 if trial["compression"] == "fp16" else torch.float32
         self.gradients = [
@@ -54,7 +56,8 @@ class EmulatedDevice:
         computed = time.perf_counter()
         engine.wait()
         end = time.perf_counter()
-        return end - asked, computed - start, end - first, start - asked
+        slow = self.slowdown
+        return (end - asked) / slow, (computed - start) / slow, (end - first) / slow, (start - asked) / slow
 
     def check(self, engine: Any) -> None:
         for name, tensor, _ in self.gradients:

@@ -71,9 +71,10 @@ def run_steps(engine: Any, device: Any, count: int) -> list[devices.Step]:
     return [device.step(engine) for _ in range(count)]
 
 
-def slowest(engine: Any, steps: list[devices.Step]) -> list[float]:
-    """Per step, the time of the slowest rank: a step is over when all are."""
-    return [max(times) for times in zip(*engine.gather([step[0] for step in steps]), strict=True)]
+def slowest(engine: Any, steps: list[devices.Step], late: bool) -> tuple[list[float], bool]:
+    """Per step, the time of the slowest rank: a step is over when all are. And whether rank 0 finds it late."""
+    found = engine.gather(([step[0] for step in steps], late))
+    return [max(times) for times in zip(*(times for times, _ in found), strict=True)], found[0][1]
 
 
 def run_trial(engine: Any, trial: dict[str, Any]) -> None:
@@ -85,11 +86,12 @@ def run_trial(engine: Any, trial: dict[str, Any]) -> None:
     started = time.perf_counter()
     seen: list[float] = []
     while True:
-        seen += slowest(engine, run_steps(engine, device, CHUNK))
+        chunk = run_steps(engine, device, CHUNK)
+        times, late = slowest(engine, chunk, time.perf_counter() - started > trial["seconds"])
+        seen += times
         if engine.rank == 0:
             emit("warmup", id=trial["id"], step_s=seen[-1])
-        late = time.perf_counter() - started > trial["seconds"]
-        if engine.broadcast(statistics.settled(seen) or len(seen) >= LARGEST_WARMUP or late or trial["check"]):
+        if trial["check"] or late or statistics.settled(seen) or len(seen) >= LARGEST_WARMUP:
             break
     device.check(engine)
     warm = time.perf_counter()
@@ -101,11 +103,11 @@ def run_trial(engine: Any, trial: dict[str, Any]) -> None:
     while True:
         chunk = run_steps(engine, device, CHECK_STEPS if trial["check"] else CHUNK)
         mine += chunk
-        seen += slowest(engine, chunk)
-        late = time.perf_counter() - warm > trial["seconds"]
+        times, late = slowest(engine, chunk, time.perf_counter() - warm > trial["seconds"])
+        seen += times
         if engine.rank == 0:
             emit("progress", id=trial["id"], images_per_second=trial["images"] / statistics.median(seen))
-        if engine.broadcast(trial["check"] or late or statistics.half_width(seen) <= TARGET):
+        if trial["check"] or late or statistics.half_width(seen) <= TARGET:
             break
     sent = {name: (count - nics[name]) / len(mine) for name, count in nic_bytes().items() if name in nics}
     busy, total = (after - before for after, before in zip(cpu_times(), cpu, strict=True))
@@ -118,6 +120,7 @@ def run_trial(engine: Any, trial: dict[str, Any]) -> None:
             "trial",
             id=trial["id"],
             scale=trial["scale"],
+            slowdown=trial["slowdown"],
             check=trial["check"],
             ranks=reports,
             losses=device.losses[:1] + device.losses[-1:],

@@ -1,14 +1,16 @@
 """Planning, launching, measuring and keeping trials, without a cluster."""
 
+import base64
 import json
 import random
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import yaml
 from test_inventory import OUTPUT
 
-from bench import launch, plan, record, scale, store
+from bench import executors, launch, plan, record, scale, store, sweep
 from bench.trial import Trial
 from bench.worker import statistics_of_steps as statistics
 from cluster import contract, tuning
@@ -57,6 +59,9 @@ def test_strong_scaling_shares_the_batch(tmp_path):
         ({"engines": ["ps"], "compressions": ["1bit"]}, "plan.compressions"),
         ({"launcher": "torchrun"}, "plan.launcher"),
         ({"speed": 9}, "plan.speed"),
+        ({"slowdown": 0.5}, "plan.slowdown"),
+        ({"slowdown": 2, "device": "cpu"}, "plan.slowdown"),
+        ({"slowdown": 2, "data": "shards:/data"}, "plan.slowdown"),
     ],
 )
 def test_bad_plan_is_named_in_one_line(tmp_path, changes, named):
@@ -170,6 +175,34 @@ def test_scale_factor_grows_with_traffic_and_has_bounds():
     assert scale.factor(10, 100) == scale.LARGEST
 
 
+def jobs(wanted):
+    run = sweep.Sweep(CLUSTER, wanted, store.Run(Path("unused")), executors.Nodes(CLUSTER), {}, None, check=True)
+    return {(one.fabric, one.nodes): run.job(one, "/w") for one in plan.unfold(wanted, CLUSTER)}
+
+
+def test_many_nodes_on_a_fast_fabric_run_slower_and_send_as_much_at_a_time(tmp_path):
+    ten = {"ten": {"rate_gbps": 10, "burst_ms": 3}}
+    found = jobs(load(tmp_path, nodes=[2, 8], fabrics=["1g", "ten"], links=ten))
+    assert {key for key, job in found.items() if job.slowdown > 1} == {("ten", 8)}
+    job = found["ten", 8]
+    main, check = json.loads(base64.b64decode(job.spec))["trials"]
+    assert main["rate_mbit"] == pytest.approx(10_000 / job.scale / job.slowdown)
+    assert 8 * main["rate_mbit"] == pytest.approx(scale.BUDGET_GBPS * 1000)
+    assert check["rate_mbit"] == pytest.approx(main["rate_mbit"] / 2)
+    assert main["burst_ms"] == 3 * job.slowdown
+    assert job.environment["HOROVOD_CYCLE_TIME"] == f"{job.slowdown * job.settings.cycle_ms:g}"
+
+
+def test_plan_may_say_how_much_slower(tmp_path):
+    assert {job.slowdown for job in jobs(load(tmp_path, slowdown=4)).values()} == {4}
+
+
+def test_images_are_decoded_in_real_time(tmp_path):
+    fast = {"fabrics": ["ten"], "links": {"ten": {"rate_gbps": 10}}}
+    wanted = load(tmp_path, nodes=[8], data=["synthetic", "shards:/data"], **fast)
+    assert {job.slowdown for job in jobs(wanted).values()} == {1}
+
+
 def rank(node, seconds, sent, compute=0.2):
     return {"node": node, "local": 0, "steps": [[seconds, compute, seconds - 0.1, 0.0]] * 8, "sent": sent}
 
@@ -183,7 +216,7 @@ def report(nodes, nic="fabric0", share=1.0):
     sent = record.ring_bytes(point, 4) * record.WIRE_OVERHEAD * share
     other = "mgmt0" if nic == "fabric0" else "fabric0"
     ranks = [rank(node, 1.0, {nic: sent, other: 10.0}) for node in nodes]
-    return point, {"scale": 4, "ranks": ranks, "cpu": 30.0, "warmup_s": 1.0, "measure_s": 2.0}
+    return point, {"scale": 4, "slowdown": 1.0, "ranks": ranks, "cpu": 30.0, "warmup_s": 1.0, "measure_s": 2.0}
 
 
 def made(point, main, check=None):

@@ -59,6 +59,15 @@ def test_allreduce_is_right_under_horovodrun_with_gloo(nodes):
     assert found["error"] < 1e-12
 
 
+def test_many_ranks_may_call_at_once_where_they_meet(nodes):
+    """What waits there beyond Python's five is dropped and comes again after a second, then two, then four."""
+    look = "'ss -Hltn sport = :$HOROVOD_GLOO_RENDEZVOUS_PORT'"
+    done = nodes.as_user("head", f"horovodrun --gloo --network-interface fabric0 -np 2 {HOSTS} sh -c {look}")
+    waiting = [int(line.split()[2]) for line in done.stdout.splitlines() if "LISTEN" in line]
+    assert waiting, done.stdout + done.stderr
+    assert waiting[0] > 1000, done.stdout
+
+
 def test_horovodrun_does_not_use_a_node_that_shows_another_host_key(nodes):
     """w1 asked to prove that it is the head: what horovodrun meets when an impostor has taken an address."""
     config = "/home/horovod/.ssh/config"
