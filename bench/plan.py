@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -244,11 +244,6 @@ def slowdown(plan: Plan, point: Point) -> float:
     return plan.slowdown or scale.slowdown(point.nodes, point.rate_gbps)
 
 
-def estimate_start(nodes: int) -> float:
-    """Every rank loads torch, here on the same few cores."""
-    return START_SECONDS + START_SECONDS_PER_NODE * nodes
-
-
 def estimate_seconds(plan: Plan, point: Point) -> float:
     """Rough time one point takes: a step is compute plus what of the ring does not hide behind backward."""
     if not point.device.startswith("emulated:"):
@@ -257,3 +252,12 @@ def estimate_seconds(plan: Plan, point: Point) -> float:
     ring = 2 * (point.gpus - 1) / point.gpus * models.get(point.model).gradient_bytes * 8 / (point.rate_gbps * 1e9)
     step = max(compute, compute / 3 + ring * 1.2)
     return min(STEPS * step * slowdown(plan, point), plan.seconds * 1.5)
+
+
+def estimate(plan: Plan, launches: Iterable[Launch]) -> dict[str, float]:
+    """Rough seconds per point. Its share of the launch is in them: every rank loads torch, here on the same cores."""
+    return {
+        point.id: estimate_seconds(plan, point) + (START_SECONDS + START_SECONDS_PER_NODE * one.nodes) / len(one.points)
+        for one in launches
+        for point in one.points
+    }

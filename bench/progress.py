@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Collection, Mapping
 from types import TracebackType
 
 from rich.console import Console
@@ -15,8 +16,12 @@ console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isat
 
 
 class Progress:
-    def __init__(self, total: int, done: int, screen: Console = console) -> None:
-        self.total, self.count, self.first, self.screen = total, done, done, screen
+    """work: what each trial is expected to cost, by its id; those that are done already are in done."""
+
+    def __init__(self, work: Mapping[str, float], done: Collection[str], screen: Console = console) -> None:
+        self.work, self.total, self.count, self.screen = work, len(work), len(done), screen
+        self.left = sum(work.values()) - sum(work[one] for one in done)
+        self.spent = 0.0
         self.begin = time.monotonic()
         self.current, self.state = "", ""
         self.live: Live | None = None
@@ -32,8 +37,7 @@ class Progress:
             self.live.stop()
 
     def minutes_left(self) -> float | None:
-        done = self.count - self.first
-        return (time.monotonic() - self.begin) / done * (self.total - self.count) / 60 if done else None
+        return (time.monotonic() - self.begin) / self.spent * self.left / 60 if self.spent else None
 
     def __rich__(self) -> Table:
         view = Table.grid(padding=(0, 2))
@@ -49,7 +53,9 @@ class Progress:
         """What runs now, and how far it is."""
         self.current, self.state = current, state
 
-    def finished(self, label: str, text: str) -> None:
+    def finished(self, identifier: str, label: str, text: str) -> None:
         self.count += 1
+        self.left -= self.work[identifier]
+        self.spent += self.work[identifier]
         left = self.minutes_left() or 0.0
         self.screen.print(f"[{self.count:3}/{self.total}] {label}: {text}; {left:.1f} min left", markup=False)

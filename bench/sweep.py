@@ -90,13 +90,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 def dry_run(wanted: Plan, contract: Contract | None, tuned: dict[str, Settings], as_json: bool) -> int:
-    rows, total = [], 0.0
-    for one in plan.unfold(wanted, contract, tuned):
-        total += plan.estimate_start(one.nodes)
-        for point in one.points:
-            seconds = plan.estimate_seconds(wanted, point)
-            total += seconds
-            rows.append({**point.model_dump(), "estimated_seconds": round(seconds, 1)})
+    launches = list(plan.unfold(wanted, contract, tuned))
+    seconds = plan.estimate(wanted, launches)
+    total = sum(seconds.values())
+    rows = [
+        {**point.model_dump(), "estimated_seconds": round(seconds[point.id], 1)}
+        for one in launches
+        for point in one.points
+    ]
     if as_json:
         print(json.dumps({"trials": rows, "estimated_seconds": round(total)}, indent=1))
         return 0
@@ -160,21 +161,23 @@ class Sweep:
 
     def run(self) -> dict[str, float]:
         done = self.folder.done()
-        total = sum(len(one.points) for one in self.launches)
-        there = sum(point.id in done for one in self.launches for point in one.points)
+        work = plan.estimate(self.plan, self.launches)
+        there = done & work.keys()
         if there:
-            console.print(f"{there} of {total} trials are already there", markup=False)
+            console.print(f"{len(there)} of {len(work)} trials are already there", markup=False)
+        begin = time.monotonic()
         self.lost = set(self.executor.silent(self.names))
         present = [name for name in self.names if name not in self.lost]
         worker = self.executor.install(present)
         try:
-            with Progress(total, there) as self.progress:
+            with Progress(work, there) as self.progress:
                 for one in self.launches:
                     left = tuple(point for point in one.points if point.id not in done)
                     if left:
                         self.one_launch(replace(one, points=left), worker)
         finally:
             self.executor.restore(present)
+        self.spent["other"] = time.monotonic() - begin - sum(self.spent.values())
         return self.spent
 
     def one_launch(self, one: Launch, worker: str) -> None:
@@ -298,7 +301,7 @@ class Sweep:
                 text += f" (not converged: x{trial.emulation.check_ratio:.2f} at 2s)"
         else:
             text = f"FAILED: {trial.error}"
-        self.progress.finished(label(trial.point), text)
+        self.progress.finished(trial.id, label(trial.point), text)
 
 
 def label(point: Point) -> str:

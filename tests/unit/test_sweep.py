@@ -1,6 +1,7 @@
 """Planning, launching, measuring and keeping trials, without a cluster."""
 
 import base64
+import io
 import json
 import random
 from dataclasses import replace
@@ -8,9 +9,10 @@ from pathlib import Path
 
 import pytest
 import yaml
+from rich.console import Console
 from test_inventory import OUTPUT
 
-from bench import executors, launch, plan, record, scale, store, sweep
+from bench import executors, launch, plan, progress, record, scale, store, sweep
 from bench.trial import Trial
 from bench.worker import statistics_of_steps as statistics
 from cluster import contract, tuning
@@ -36,6 +38,22 @@ def test_shipped_plans_are_valid_and_full_has_ninety_points():
 def test_one_launch_serves_all_batches(tmp_path):
     launches = list(plan.unfold(load(tmp_path, batches=[32, 64, 96]), CLUSTER))
     assert [(one.nodes, len(one.points)) for one in launches] == [(1, 3), (2, 3)]
+
+
+def test_time_left_goes_by_what_each_trial_is_expected_to_cost(monkeypatch):
+    clock = iter((0.0, 60.0))
+    monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
+    shown = progress.Progress({"there": 50, "short": 10, "long": 30}, {"there"}, Console(file=io.StringIO()))
+    shown.finished("short", "a point", "done")
+    assert "[  2/3] a point: done; 3.0 min left" in shown.screen.file.getvalue()
+
+
+def test_estimate_has_every_point_and_the_starts(tmp_path):
+    wanted = load(tmp_path, batches=[32, 64])
+    seconds = plan.estimate(wanted, plan.unfold(wanted, CLUSTER))
+    points = [point for one in plan.unfold(wanted, CLUSTER) for point in one.points]
+    assert set(seconds) == {point.id for point in points}
+    assert all(seconds[point.id] > plan.estimate_seconds(wanted, point) for point in points)
 
 
 def test_strong_scaling_shares_the_batch(tmp_path):
