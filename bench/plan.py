@@ -47,7 +47,6 @@ Listed = AfterValidator(_unique)
 Positive = Annotated[int, Field(ge=1)]
 
 
-# horovod: over what the fabric is tuned to, see cluster/tuning.py. ps: sharded parameter server.
 Engine = Literal["horovod", "horovod-mpi", "horovod-gloo", "ddp", "ps"]
 
 
@@ -75,38 +74,53 @@ class Published(Section):
 class Plan(Section):
     """A sweep: every combination of the lists is a point."""
 
-    title: str = ""
-    nodes: Annotated[list[Positive], Field(min_length=1), Listed]
-    gpus_per_node: Annotated[int, Field(ge=1, le=16)] = 1
-    batches: Annotated[list[Annotated[int, Field(ge=1, le=4096)]], Field(min_length=1), Listed]
-    fabrics: Annotated[list[str], Field(min_length=1), Listed]
-    links: dict[str, Link] = {}
-    models: Annotated[list[str], Field(min_length=1), Listed] = ["resnet50"]
-    engines: Annotated[list[Engine], Field(min_length=1), Listed] = ["horovod"]
-    compressions: Annotated[list[Literal["none", "fp16", "1bit"]], Field(min_length=1), Listed] = ["none"]
+    title: str = Field(default="", description="of the result table")
+    nodes: Annotated[list[Positive], Field(min_length=1), Listed] = Field(description="how many, such as [1, 2, 4]")
+    gpus_per_node: Annotated[int, Field(ge=1, le=16)] = Field(default=1, description="processes on each node")
+    batches: Annotated[list[Annotated[int, Field(ge=1, le=4096)]], Field(min_length=1), Listed] = Field(
+        description="images per GPU and step"
+    )
+    fabrics: Annotated[list[str], Field(min_length=1), Listed] = Field(description="of cluster.yml or of links")
+    links: dict[str, Link] = Field(
+        default={}, description="networks of the plan's own, on a shaped fabric: name -> rate_gbps, burst_ms"
+    )
+    models: Annotated[list[str], Field(min_length=1), Listed] = Field(
+        default=["resnet50"], description="resnet50, resnet101, resnet152, vgg16, alexnet, inceptionv3"
+    )
+    engines: Annotated[list[Engine], Field(min_length=1), Listed] = Field(
+        default=["horovod"],
+        description="horovod (over MPI or Gloo, as the fabric is tuned), horovod-mpi, horovod-gloo, ddp, ps",
+    )
+    compressions: Annotated[list[Literal["none", "fp16", "1bit"]], Field(min_length=1), Listed] = Field(
+        default=["none"], description="of gradients: none, fp16, 1bit (with error feedback)"
+    )
     launcher: Literal["usual", "torchrun"] = Field(default="usual", description="torchrun: for engine ddp")
     container: str | None = Field(
-        default=None, description="training image that the worker runs in, by digest; nodes need podman"
+        default=None, description="training image that the worker runs in, on native fabrics; nodes need podman"
     )
-    device: str = "emulated:p100"
+    device: str = Field(
+        default="emulated:p100", description="cuda, cpu, or emulated: with k80, 1080ti, p100, v100, a100 or h100"
+    )
     compute_ms: Annotated[float, Field(gt=0, strict=False)] | None = Field(
         default=None, description="time of one step's compute, where it was measured, instead of the profile's"
     )
     slowdown: Annotated[float, Field(ge=1, le=100, strict=False)] | None = Field(
         default=None, description="how much slower than real time emulated devices run (default: from nodes and rate)"
     )
-    precision: str | None = None
+    precision: str | None = Field(default=None, description="of the emulated device's published rate, such as amp")
     data: Annotated[
         list[Annotated[str, AfterValidator(_data)]], Field(min_length=1), Listed, BeforeValidator(_listed)
-    ] = ["synthetic"]
+    ] = Field(default=["synthetic"], description="synthetic, shards:/folder or shards:http://..., docs/data.md")
     data_cores: Annotated[int, Field(ge=1, le=256)] = Field(default=2, description="cores per GPU that decode images")
     data_policy: Literal["drop", "pad"] = Field(default="drop", description="of samples that fill no last batch")
     data_strict: bool = Field(default=False, description="stop at the first damaged sample instead of skipping it")
     data_loader: Literal["cores", "dali"] = Field(default="cores", description="dali decodes on the GPU: cuda only")
-    scaling: Literal["weak", "strong"] = "weak"
-    repeats: Annotated[int, Field(ge=1, le=100)] = 1
+    scaling: Literal["weak", "strong"] = Field(
+        default="weak", description="strong: batches are those of all GPUs together"
+    )
+    repeats: Annotated[int, Field(ge=1, le=100)] = Field(default=1, description="of every point")
     seconds: Annotated[float, Field(gt=0, strict=False)] = Field(default=20, description="time cap of one point")
-    compare: list[Published] = []
+    compare: list[Published] = Field(default=[], description="published figures that are printed beside ours")
 
 
 @dataclass(frozen=True)
@@ -151,6 +165,11 @@ def check(plan: Plan, cluster: Contract | None, available: int, gpus: int) -> No
         for fabric in plan.fabrics:
             if fabric not in known:
                 raise UserError(f"plan.fabrics: unknown fabric {fabric!r}; choose from {', '.join(known)}")
+        if plan.container and cluster.fabrics[cluster.active_fabric].shaped:
+            raise UserError(
+                "plan.container: from inside a container nobody can set the rate of a shaped fabric; leave it out, "
+                "or set shaped: false on the fabrics of cluster.yml and use device cpu or cuda"
+            )
     if max(plan.nodes) > available:
         raise UserError(
             f"plan.nodes: {max(plan.nodes)} nodes asked, the cluster has {available}; "

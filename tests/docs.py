@@ -1,5 +1,5 @@
-"""Write roles/README.md from each role's meta/argument_specs.yml and tests, and docs/trials.schema.json from the model
-of a trial; --check says when one is stale.
+"""Write roles/README.md from each role's meta/argument_specs.yml and tests, docs/trials.schema.json from the model of a
+trial, and the table in docs/sweep.md from that of a plan; --check says when one is stale.
 
 A test's name is the claim it proves, so the tables cannot promise what is not tested.
 """
@@ -15,11 +15,13 @@ from typing import Any
 
 import yaml
 
+from bench.plan import Plan
 from bench.trial import Trial
 
 ROOT = Path(__file__).resolve().parent.parent
 TARGET = ROOT / "roles/README.md"
 SCHEMA = ROOT / "docs/trials.schema.json"
+SWEEP = ROOT / "docs/sweep.md"
 HEAD = """# Roles
 
 Made by `tests/docs.py` from every role's meta/argument_specs.yml and tests; edit those.
@@ -124,12 +126,28 @@ def scenarios(role: str) -> str:
     return rows
 
 
+def plan_table(page: str) -> str:
+    """The page with the table of a plan's fields between its two marks made anew."""
+    lines = ["| field | default | meaning |", "|---|---|---|"]
+    for name, field in Plan.model_fields.items():
+        if not field.description:
+            raise SystemExit(f"bench/plan.py: {name} has no description")
+        default = "*required*" if field.is_required() else "" if field.default is None else text_of(field.default)
+        lines.append(f"| `{name}` | {default} | {field.description} |")
+    before, mark, rest = page.partition("from bench/plan.py -->\n")
+    _, end, after = rest.partition("<!-- end -->")
+    if not (mark and end):
+        raise SystemExit("docs/sweep.md: the marks around the table of a plan are gone")
+    return before + mark + "\n" + "\n".join(lines) + "\n\n" + end + after
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 when a file is stale")
     args = parser.parse_args()
     text = HEAD + SCENARIOS + "".join(map(scenarios, roles())) + "".join(map(variables, roles()))
-    wanted = {TARGET: text, SCHEMA: json.dumps(Trial.model_json_schema(), indent=1) + "\n"}
+    schema = json.dumps(Trial.model_json_schema(), indent=1) + "\n"
+    wanted = {TARGET: text, SCHEMA: schema, SWEEP: plan_table(SWEEP.read_text())}
     stale = [path for path, content in wanted.items() if not path.exists() or path.read_text() != content]
     for path in stale:
         if args.check:

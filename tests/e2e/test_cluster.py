@@ -315,6 +315,17 @@ def test_sweep_again_skips_what_is_there(tmp_path):
     assert trials() == before
 
 
+def test_slower_run_gives_the_same_step(tmp_path):
+    """Twice as slow, all times are divided by two: on three nodes, where waking ranks costs little, nothing changes."""
+    plan = write_plan(tmp_path, nodes=[3], slowdown=2).rename(tmp_path / "slower.yml")
+    run(BIN / "bench", "sweep", "--env", ENV, "--plan", plan, "--no-check")
+    (slower,) = [json.loads(line) for line in (ROOT / f"results/{ENV}/slower/trials.jsonl").read_text().splitlines()]
+    usual = trials()[1]
+    assert slower["emulation"]["slowdown"] == 2
+    assert slower["step_ms"]["median"] == pytest.approx(usual["step_ms"]["median"], rel=0.1)
+    assert slower["breakdown_ms"]["compute"] == pytest.approx(usual["breakdown_ms"]["compute"], rel=0.1)
+
+
 def test_torchrun_starts_the_same_worker(tmp_path):
     plan = write_plan(tmp_path, nodes=[2], launcher="torchrun", seconds=6).rename(tmp_path / "torchrun.yml")
     run(BIN / "bench", "sweep", "--env", ENV, "--plan", plan, "--no-check")

@@ -77,6 +77,7 @@ def test_strong_scaling_shares_the_batch(tmp_path):
         ({"engines": ["ps"], "compressions": ["1bit"]}, "plan.compressions"),
         ({"launcher": "torchrun"}, "plan.launcher"),
         ({"speed": 9}, "plan.speed"),
+        ({"container": "localhost/training:1"}, "plan.container"),
         ({"slowdown": 0.5}, "plan.slowdown"),
         ({"slowdown": 2, "device": "cpu"}, "plan.slowdown"),
         ({"slowdown": 2, "data": "shards:/data"}, "plan.slowdown"),
