@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib
 import sys
 
@@ -53,6 +54,13 @@ def main(argv: list[str] | None = None) -> int:
     except (UserError, InfraError) as error:
         print(f"bench: {error}", file=sys.stderr)
         return error.exit_code
+    except OSError as error:
+        # A log, a plot, whatever it was that did not fit: nothing already written is lost by it.
+        if error.errno != errno.ENOSPC:
+            raise
+        where = f"{error.filename}: " if error.filename else ""
+        print(f"bench: {where}the disk is full; make room and run the same command again", file=sys.stderr)
+        return InfraError.exit_code
     except KeyboardInterrupt:
         print("bench: interrupted", file=sys.stderr)
         return 130

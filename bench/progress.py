@@ -37,7 +37,7 @@ class Progress:
             self.live.stop()
 
     def minutes_left(self) -> float | None:
-        return (time.monotonic() - self.begin) / self.spent * self.left / 60 if self.spent else None
+        return max(0.0, (time.monotonic() - self.begin) / self.spent * self.left / 60) if self.spent else None
 
     def __rich__(self) -> Table:
         view = Table.grid(padding=(0, 2))

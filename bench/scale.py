@@ -17,7 +17,7 @@ LARGEST = 200.0
 TOLERANCE = 0.05
 # A ring of n nodes has 2(n - 1) steps, in each of which this machine wakes n ranks one after the other on its few
 # cores; real nodes wake at once. On ten at 10 Gbit/s a step of 230 ms took 300 for that, and 240 with t = 2.
-SLOWED_NODES = 5
+SLOWED_NODES = 4
 # Where the wire takes a second or more for a step, that is little; and a sweep has no time for twice as much.
 SLOWED_RATE_GBPS = 2.0
 SLOWDOWN = 2.0

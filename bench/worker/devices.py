@@ -36,8 +36,9 @@ class EmulatedDevice:
         self.backward = compute - self.forward
         self.scale = trial["scale"]
         kind = torch.float16 if trial["compression"] == "fp16" else torch.float32
+        # Named alike in every trial of a launch: Horovod remembers names, and with each it negotiates slower.
         self.gradients = [
-            (f"{trial['id']}.{trial['scale']}.{i}", torch.ones(max(1, round(elements / self.scale)), dtype=kind), ready)
+            (f"{trial['model']}.{i}", torch.ones(max(1, round(elements / self.scale)), dtype=kind), ready)
             for i, (elements, ready) in enumerate(trial["gradients"])
         ]
         self.losses: list[float] = []
@@ -142,6 +143,6 @@ def make(trial: dict[str, Any], engine: Any, source: Feed) -> EmulatedDevice | T
     pixels = trial["pixels"]
     images = torch.randn(trial["batch"], 3, pixels, pixels, generator=generator).to(place)
     labels = torch.randint(torch_models.CLASSES, (trial["batch"],), generator=generator).to(place)
-    device = TrainingDevice(model, images, labels, trial["id"], trial["compression"] == "fp16", source)
+    device = TrainingDevice(model, images, labels, trial["model"], trial["compression"] == "fp16", source)
     device.start_alike(engine)
     return device

@@ -1,6 +1,7 @@
 """Planning, launching, measuring and keeping trials, without a cluster."""
 
 import base64
+import errno
 import io
 import json
 import random
@@ -12,7 +13,7 @@ import yaml
 from rich.console import Console
 from test_inventory import OUTPUT
 
-from bench import executors, launch, plan, progress, record, scale, store, sweep
+from bench import cli, executors, launch, plan, progress, record, scale, store, sweep
 from bench.trial import Trial
 from bench.worker import statistics_of_steps as statistics
 from cluster import contract, tuning
@@ -330,3 +331,14 @@ def test_full_disk_is_one_line_and_keeps_what_was_there(tmp_path, monkeypatch):
 def test_trial_survives_json():
     trial = made(*report(["head", "w1"]))
     assert Trial.model_validate(json.loads(trial.model_dump_json())) == trial
+
+
+def test_full_disk_anywhere_is_one_line(monkeypatch, capsys):
+    def full(_):
+        raise OSError(errno.ENOSPC, "No space left on device", "logs/one.log")
+
+    monkeypatch.setattr(sweep, "run", full)
+    assert cli.main(["sweep"]) == 3
+    assert (
+        capsys.readouterr().err == "bench: logs/one.log: the disk is full; make room and run the same command again\n"
+    )
