@@ -165,7 +165,11 @@ def check(plan: Plan, cluster: Contract | None, available: int, gpus: int) -> No
         for fabric in plan.fabrics:
             if fabric not in known:
                 raise UserError(f"plan.fabrics: unknown fabric {fabric!r}; choose from {', '.join(known)}")
-        if plan.container and cluster.fabrics[cluster.active_fabric].shaped:
+        shaped = cluster.fabrics[cluster.active_fabric].shaped
+        for name in ("slowdown", "links"):
+            if getattr(plan, name) and not shaped:
+                raise UserError(f"plan.{name}: this cluster's fabrics are native and keep their own rate; leave it out")
+        if plan.container and shaped:
             raise UserError(
                 "plan.container: from inside a container nobody can set the rate of a shaped fabric; leave it out, "
                 "or set shaped: false on the fabrics of cluster.yml and use device cpu or cuda"

@@ -156,6 +156,7 @@ class Sweep:
         self.launches = list(plan.unfold(wanted, contract, tuned))
         self.names = [name for name, _ in contract.ordered()]
         self.spent = {"launch": 0.0, "warm-up": 0.0, "measure": 0.0}
+        self.shaped = contract.fabrics[contract.active_fabric].shaped
         self.lost: set[str] = set()
         self.timeline = False
 
@@ -214,15 +215,15 @@ class Sweep:
         )
 
     def factors(self, one: Launch) -> tuple[float, float]:
-        """s and t of the scale model. A timeline is read in real time."""
-        if not self.plan.device.startswith("emulated:"):
+        """s and t of the scale model. A native fabric cannot be scaled, nor slowed; a timeline is read in real time."""
+        if not self.plan.device.startswith("emulated:") or not (self.shaped or one.nodes == 1):
             return 1.0, 1.0
-        slowed = 1.0 if self.timeline else plan.slowdown(self.plan, one.points[0])
+        slowed = 1.0 if self.timeline or not self.shaped else plan.slowdown(self.plan, one.points[0])
         return scale.factor(one.nodes, one.points[0].rate_gbps, slowed), slowed
 
     def checked(self, point: Point) -> bool:
-        """Whether a point is run at 2s too: where there is an emulated network to be wrong about."""
-        return self.check and point.nodes > 1 and point.device.startswith("emulated:")
+        """Whether a point is run at 2s too: where there is a scaled network to be wrong about."""
+        return self.check and point.nodes > 1 and point.device.startswith("emulated:") and self.shaped
 
     def capture_timeline(self) -> None:
         """Run the last Horovod point once more with its timeline on; that run is not a trial, tracing costs time."""
@@ -255,7 +256,6 @@ class Sweep:
         trials = []
         link = self.plan.links.get(one.fabric)
         emulated = self.plan.device.startswith("emulated:")
-        shaped = self.contract.fabrics[self.contract.active_fabric].shaped
         for point in one.points:
             for s in (factor, 2 * factor) if self.checked(point) else (factor,):
                 trials.append(
@@ -268,14 +268,14 @@ class Sweep:
                         "check": s != factor,
                         "scale": s,
                         "slowdown": slowed,
-                        "rate_mbit": point.rate_gbps * 1000 / s / slowed if shaped else None,
+                        "rate_mbit": point.rate_gbps * 1000 / s / slowed if self.shaped else None,
                         "burst_ms": link.burst_ms * slowed if link and link.burst_ms else None,
                         "gradients": models.get(point.model).gradients_in_backward_order() if emulated else [],
                         "compute_ms": plan.compute_ms(self.plan, point)[0] if emulated else None,
                         "compression": point.compression,
                         "images": point.batch * point.gpus,
                         "seconds": self.plan.seconds,
-                        "data": self.input(point, s if emulated and shaped else 1.0),
+                        "data": self.input(point, s if emulated and self.shaped else 1.0),
                     }
                 )
         first = {key: trials[0][key] for key in ("rate_mbit", "burst_ms")}

@@ -213,6 +213,18 @@ def test_many_nodes_on_a_fast_fabric_run_slower_and_send_as_much_at_a_time(tmp_p
     assert job.environment["HOROVOD_CYCLE_TIME"] == f"{job.slowdown * job.settings.cycle_ms:g}"
 
 
+def test_native_fabric_carries_all_bytes_in_real_time(tmp_path, monkeypatch):
+    native = {name: one.model_copy(update={"shaped": False}) for name, one in CLUSTER.fabrics.items()}
+    monkeypatch.setattr(f"{__name__}.CLUSTER", CLUSTER.model_copy(update={"fabrics": native}))
+    job = jobs(load(tmp_path, nodes=[1, 8]))["1g", 8]
+    assert (job.scale, job.slowdown) == (1, 1)
+    (only,) = json.loads(base64.b64decode(job.spec))["trials"]
+    assert (only["scale"], only["rate_mbit"], only["check"]) == (1, None, False)
+    for refused in ({"slowdown": 2}, {"links": {"ten": {"rate_gbps": 10}}}):
+        with pytest.raises(UserError, match=f"plan.{next(iter(refused))}"):
+            load(tmp_path, **refused)
+
+
 def test_plan_may_say_how_much_slower(tmp_path):
     assert {job.slowdown for job in jobs(load(tmp_path, slowdown=4)).values()} == {4}
 
