@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
-from bench import models, scale
+from bench import models, nccl, scale
 from bench.trial import Breakdown, Emulation, Input, Interval, Point, Timing, Transport, Trial
 from bench.worker import statistics_of_steps as statistics
 from bench.worker.sizes import payload_bytes
@@ -154,10 +154,14 @@ def trial(
     launch_s: float,
     started: str,
     link_share: float | None = None,
+    said: nccl.Log | None = None,
 ) -> Trial:
     steps = slowest(main["ranks"], 0)
     images = point.batch * point.gpus
     transport, problem = proof(point, main, check, interface)
+    if said:
+        transport = transport.model_copy(update={"nccl": said.networks})
+        problem = said.problem() or problem
     emulation = None
     if compute:
         emulation = Emulation(

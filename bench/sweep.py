@@ -18,7 +18,7 @@ from typing import Any
 import yaml
 from rich.table import Table
 
-from bench import executors, launch, models, monitoring, nodes, plan, record, report, scale, store
+from bench import executors, launch, models, monitoring, nccl, nodes, plan, record, report, scale, store
 from bench.plan import Launch, Plan
 from bench.progress import Progress, console
 from bench.trial import Point, Trial
@@ -328,6 +328,8 @@ class Attempt:
         self.points = {point.id: point for point in one.points}
         self.main: dict[str, dict[str, Any]] = {}
         self.told: str | None = None
+        fabric = sweep.contract.fabrics.get(one.fabric)
+        self.nccl = nccl.Log(fabric.transport if fabric else "tcp", interface) if job.cuda else None
 
     def run(self) -> None:
         begin = time.monotonic()
@@ -373,6 +375,8 @@ class Attempt:
             # horovodrun puts the rank in front of a line
             _, mark, content = line.partition("@bench ")
             if not mark:
+                if self.nccl:
+                    self.nccl.read(line)
                 continue
             event = json.loads(content)
             limit = SILENCE
@@ -405,7 +409,7 @@ class Attempt:
         emulated = point.device.startswith("emulated:")
         compute = plan.compute_ms(self.sweep.plan, point) if emulated else None
         trial = record.trial(
-            point, main, check, compute, self.interface, self.launch_s, self.started, self.sweep.link_share
+            point, main, check, compute, self.interface, self.launch_s, self.started, self.sweep.link_share, self.nccl
         )
         steps = self.sweep.folder.write_steps(point.id, main["ranks"])
         self.sweep.keep(trial.model_copy(update={"log": self.log, "step_times": steps}))

@@ -78,6 +78,9 @@ class Transport(Record):
         description="per node and step, what did not shrink with s (negotiation, packets' headers), from s and 2s",
     )
     measured_bytes: dict[str, float] = Field(description="node -> bytes sent per step on the fabric interface")
+    nccl: list[str] = Field(
+        default_factory=list, description="networks that NCCL says it sent over, such as IB or Socket; on device cuda"
+    )
     other_bytes: dict[str, dict[str, float]] = Field(
         default_factory=dict, description="node -> other interface -> bytes sent per step"
     )

@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 # With the launcher gone nobody would end us.
 ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 
-from bench.worker import compression, devices, engines, feed  # noqa: E402
+from bench.worker import compression, counters, devices, engines, feed  # noqa: E402
 from bench.worker import statistics_of_steps as statistics  # noqa: E402
 from bench.worker.shards import DataError  # noqa: E402
 
@@ -38,21 +38,6 @@ CHECK_STEPS, CHECK_SECONDS = 3, 2.0
 
 def emit(event: str, **values: Any) -> None:
     print("@bench " + json.dumps({"event": event, **values}), flush=True)
-
-
-def nic_bytes() -> dict[str, int]:
-    return {
-        nic.name: int((nic / "statistics/tx_bytes").read_text())
-        for nic in Path("/sys/class/net").iterdir()
-        if nic.name != "lo" and not nic.name.startswith("ifb")
-    }
-
-
-def cpu_times() -> tuple[float, float]:
-    """Busy and total jiffies of this machine."""
-    fields = [int(word) for word in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
-    idle = fields[3] + fields[4]
-    return sum(fields) - idle, sum(fields)
 
 
 def local_rank() -> int:
@@ -99,7 +84,7 @@ def run_trial(engine: Any, trial: dict[str, Any]) -> None:
     mine: list[devices.Step] = []
     seen = []
     engine.barrier()
-    nics, cpu = nic_bytes(), cpu_times()
+    nics, cpu = counters.sent_bytes(), counters.cpu_times()
     source.start()
     count, seconds = (CHECK_STEPS, CHECK_SECONDS) if trial["check"] else (CHUNK, trial["seconds"])
     while True:
@@ -111,8 +96,8 @@ def run_trial(engine: Any, trial: dict[str, Any]) -> None:
             emit("progress", id=trial["id"], images_per_second=trial["images"] / statistics.median(seen))
         if late or (not trial["check"] and statistics.half_width(seen) <= TARGET):
             break
-    sent = {name: (count - nics[name]) / len(mine) for name, count in nic_bytes().items() if name in nics}
-    busy, total = (after - before for after, before in zip(cpu_times(), cpu, strict=True))
+    sent = {name: (count - nics[name]) / len(mine) for name, count in counters.sent_bytes().items() if name in nics}
+    busy, total = (after - before for after, before in zip(counters.cpu_times(), cpu, strict=True))
     place = {"node": socket.gethostname(), "local": engine.local_rank}
     reports = engine.gather({**place, "steps": mine, "sent": sent, "input": source.report()})
     device.check(engine)

@@ -1,0 +1,99 @@
+"""Which way bytes went: the kernel's counters, RDMA's counters, and what NCCL says."""
+
+from pathlib import Path
+
+import pytest
+from test_sweep import point_of, report
+
+from bench import nccl, record
+from bench.worker import counters
+
+
+def put(path: Path, value: object) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"{value}\n")
+
+
+def card(classes: Path, name: str, layer: str, words: int, interfaces: dict[str, int], port: int = 1) -> None:
+    """An RDMA port as the kernel shows it; interfaces: name -> dev_port."""
+    device = classes / "infiniband" / name
+    put(device / f"ports/{port}/counters/port_xmit_data", words)
+    put(device / f"ports/{port}/link_layer", layer)
+    for interface, number in interfaces.items():
+        put(device / f"device/net/{interface}/dev_port", number)
+
+
+@pytest.fixture
+def classes(tmp_path: Path) -> Path:
+    for name, sent in {"lo": 5, "eth0": 100, "ib0": 40, "ib1": 50, "ifb0": 9}.items():
+        put(tmp_path / f"net/{name}/statistics/tx_bytes", sent)
+    return tmp_path
+
+
+def test_without_rdma_interfaces_count_for_themselves(classes):
+    assert counters.sent_bytes(classes) == {"eth0": 100, "ib0": 40, "ib1": 50}
+
+
+def test_infiniband_port_counts_for_its_interface(classes):
+    card(classes, "mlx5_0", "InfiniBand", 1000, {"ib0": 0})
+    assert counters.sent_bytes(classes) == {"eth0": 100, "ib0": 4000, "ib1": 50}
+
+
+def test_rdma_over_ethernet_comes_on_top_of_the_interface(classes):
+    card(classes, "mlx5_0", "Ethernet", 1000, {"eth0": 3})
+    assert counters.sent_bytes(classes)["eth0"] == 4100
+
+
+def test_ports_of_one_card_keep_apart(classes):
+    for port, words in ((1, 10), (2, 20)):
+        card(classes, "mlx4_0", "InfiniBand", words, {"ib0": 0, "ib1": 1}, port)
+    assert counters.sent_bytes(classes) == {"eth0": 100, "ib0": 40, "ib1": 80}
+
+
+def test_port_without_interface_counts_under_its_own_name(classes):
+    card(classes, "mlx5_9", "InfiniBand", 7, {})
+    assert counters.sent_bytes(classes)["mlx5_9/1"] == 28
+
+
+def heard(transport: str, interface: str, *lines: str) -> nccl.Log:
+    log = nccl.Log(transport, interface)
+    for line in lines:
+        log.read(line + "\n")
+    return log
+
+
+IB = [
+    "head:11:12 [0] NCCL INFO NET/IB : Using [0]mlx5_0:1/IB ; OOB ib0:10.9.1.10<0>",
+    "head:11:12 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/IB/0/GDRDMA",
+    "[1]<stdout>:w1:21:22 [0] NCCL INFO Channel 00/0 : 1[0] -> 0[0] [send] via NET/IB/0",
+]
+SOCKET = [
+    "head:11:12 [0] NCCL INFO NET/Socket : Using [0]eth0:10.9.0.10<0> [1]eth1:10.9.2.10<0>",
+    "head:11:12 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/Socket/0",
+]
+
+
+def test_nccl_over_infiniband_is_as_it_should_be():
+    log = heard("verbs", "ib0", *IB)
+    assert log.networks == ["IB"]
+    assert log.problem() is None
+
+
+def test_nccl_that_falls_back_to_sockets_is_named():
+    log = heard("verbs", "ib0", IB[2], *SOCKET)
+    assert log.networks == ["IB", "Socket"]
+    assert "on head" in log.problem()
+
+
+def test_nccl_on_another_interface_is_named():
+    assert "eth0, eth1 on head and not over fabric0" in heard("tcp", "fabric0", *SOCKET).problem()
+    assert heard("tcp", "eth1", *SOCKET).problem() is None
+
+
+@pytest.mark.parametrize(("lines", "status"), [(IB, "ok"), (SOCKET, "failed")])
+def test_trial_fails_on_what_nccl_says(lines, status):
+    _, main = report(["head", "w1"])
+    point = point_of().model_copy(update={"device": "cuda"})
+    trial = record.trial(point, main, None, None, "fabric0", 1.0, "now", None, heard("verbs", "fabric0", *lines))
+    assert trial.status == status
+    assert trial.transport.nccl == (["IB"] if status == "ok" else ["Socket"])
