@@ -333,7 +333,7 @@ class Attempt:
 
     def run(self) -> None:
         begin = time.monotonic()
-        with (self.sweep.folder.folder / self.log).open("w") as log:
+        with (self.sweep.folder.folder / self.log).open("w", buffering=1) as log:
             process = subprocess.Popen(
                 self.argv,
                 stdin=subprocess.PIPE,

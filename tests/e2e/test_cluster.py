@@ -399,20 +399,36 @@ def test_stopped_sweep_leaves_no_rank(tmp_path, number):
     assert ranks_left() == ""
 
 
-def test_lost_node_is_named_and_rerun_completes(tmp_path):
-    plan = write_plan(tmp_path, nodes=[2, 3], batches=[96])
+def test_node_lost_during_a_trial_is_named_and_a_rerun_completes(tmp_path):
+    plan = write_plan(tmp_path, nodes=[3, 2], batches=[96])
     command = [BIN / "bench", "sweep", "--env", ENV, "--plan", plan, "--run", "lost"]
+    file = ROOT / f"results/{ENV}/lost/trials.jsonl"
+
+    def found() -> dict[int, dict]:
+        lines = file.read_text().splitlines() if file.exists() else []
+        return {trial["point"]["nodes"]: trial for trial in map(json.loads, lines)}
+
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL)
+    deadline = time.monotonic() + 120
+    while not any("warmup" in log.read_text() for log in file.parent.glob("logs/*.log")):
+        assert time.monotonic() < deadline, "the sweep never began to measure"
+        time.sleep(0.5)
     podman("stop", "-t", "0", f"{ENV}-w2")
+    deadline = time.monotonic() + 60
+    while 3 not in found():
+        assert time.monotonic() < deadline, "not recorded within a minute"
+        time.sleep(0.5)
+    assert found()[3]["status"] == "failed"
+    assert found()[3]["error_node"] == "w2"
+    assert process.wait(timeout=180) == 1
+    assert found()[2]["status"] == "ok"
+    # It is still away: nothing is started on it.
     done = run(*command, ok=False)
     assert done.returncode == 1
-    found = {}
-    for line in (ROOT / f"results/{ENV}/lost/trials.jsonl").read_text().splitlines():
-        trial = json.loads(line)
-        found[trial["point"]["nodes"]] = trial
-    assert found[2]["status"] == "ok"
-    assert found[3]["error_node"] == "w2"
+    assert "node w2 does not answer" in done.stdout
     cluster("deploy")
     run(*command)
+    assert found()[3]["status"] == "ok"
 
 
 def test_report_of_the_sweep():
