@@ -264,7 +264,7 @@ def slowdown(plan: Plan, point: Point) -> float:
     """t of the scale model. Images are decoded in real time: with them nothing is slowed."""
     if not point.device.startswith("emulated:") or plan.data != ["synthetic"]:
         return 1.0
-    return plan.slowdown or scale.slowdown(point.nodes, point.rate_gbps)
+    return plan.slowdown or scale.slowdown(point.nodes, point.rate_gbps, point.engine)
 
 
 def estimate_seconds(plan: Plan, point: Point) -> float:

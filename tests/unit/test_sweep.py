@@ -225,6 +225,11 @@ def test_native_fabric_carries_all_bytes_in_real_time(tmp_path, monkeypatch):
             load(tmp_path, **refused)
 
 
+def test_mpi_on_a_very_fast_fabric_is_not_slowed():
+    assert scale.slowdown(10, 100, "horovod-mpi") == 1
+    assert scale.slowdown(10, 100, "horovod-gloo") == scale.slowdown(10, 10, "horovod-mpi") == scale.SLOWDOWN
+
+
 def test_plan_may_say_how_much_slower(tmp_path):
     assert {job.slowdown for job in jobs(load(tmp_path, slowdown=4)).values()} == {4}
 
