@@ -21,7 +21,7 @@ SLOWED_NODES = 4
 # Where the wire takes a second or more for a step, that is little; and a sweep has no time for twice as much.
 SLOWED_RATE_GBPS = 2.0
 SLOWDOWN = 2.0
-# MPI's ranks ask and need not be woken. Where the wire takes little of a step too, ten nodes came within 1% without.
+# MPI's ranks ask and need not be woken. Where the wire takes little of a step too, ten nodes came within 3% without.
 UNSLOWED_MPI_GBPS = 20.0
 
 
