@@ -15,8 +15,9 @@ def sent_bytes(classes: Path = Path("/sys/class")) -> dict[str, int]:
         for nic in (classes / "net").iterdir()
         if nic.name != "lo" and not nic.name.startswith("ifb")
     }
-    for port in sorted((classes / "infiniband").glob("*/ports/*")):
-        sent = RDMA_WORD * int((port / "counters/port_xmit_data").read_text())
+    # Not every RDMA device has this counter: EFA has others.
+    for counter in sorted((classes / "infiniband").glob("*/ports/*/counters/port_xmit_data")):
+        sent, port = RDMA_WORD * int(counter.read_text()), counter.parents[1]
         name = interface_of(port)
         # On InfiniBand the port counts the interface's own packets too; on Ethernet only what RDMA sent.
         whole = (port / "link_layer").read_text().strip() == "InfiniBand"

@@ -55,6 +55,11 @@ def test_port_without_interface_counts_under_its_own_name(classes):
     assert counters.sent_bytes(classes)["mlx5_9/1"] == 28
 
 
+def test_device_without_the_counter_is_passed_over(classes):
+    put(classes / "infiniband/efa_0/ports/1/hw_counters/tx_bytes", 7)
+    assert counters.sent_bytes(classes) == {"eth0": 100, "ib0": 40, "ib1": 50}
+
+
 def heard(transport: str, interface: str, *lines: str) -> nccl.Log:
     log = nccl.Log(transport, interface)
     for line in lines:
