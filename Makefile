@@ -80,7 +80,7 @@ clean: setup ## remove cached images and packages
 setup: ## install what the commands need: OS packages, Python packages, Terraform
 	@python3.11 bin/setup
 
-check: setup ## lint, types and unit tests, in about a minute
+check: setup ## lint, types, unit tests and commands without a cluster, in under two minutes
 	@$(VENV)/python tests/run.py check
 
 test: setup ## everything CI runs: check, terraform, aws, end to end, testbeds, molecule, browser

@@ -1,6 +1,6 @@
 """Run the project's tests in stages, each with its time, and end with one line that counts them.
 
-tests/run.py check     lint, types, generated documents, unit tests
+tests/run.py check     lint, types, generated documents, unit tests, commands without a cluster
 tests/run.py all       check, terraform, checkov, aws, end to end, testbeds, molecule, browser
 """
 
@@ -78,7 +78,8 @@ class Tally:
 def check(tally: Tally, env: dict[str, str]) -> None:
     # Two at a time, the longest first.
     slow = [f"tests/unit/test_{name}*.py" for name in ("report", "jupyter")]
-    unit = {
+    tests = {
+        "command line": [BIN / "pytest", "-q", "tests/cli"],
         "unit tests of reports": [
             BIN / "pytest",
             "-q",
@@ -87,7 +88,7 @@ def check(tally: Tally, env: dict[str, str]) -> None:
         "other unit tests": [BIN / "pytest", "-q", "tests/unit", *(f"--ignore-glob={pattern}" for pattern in slow)],
     }
     with ThreadPoolExecutor(2) as pool:
-        list(pool.map(lambda item: tally.stage(item[0], list(item[1]), env, quiet=True), (unit | LINT).items()))
+        list(pool.map(lambda item: tally.stage(item[0], list(item[1]), env, quiet=True), (tests | LINT).items()))
 
 
 def everything(tally: Tally, env: dict[str, str]) -> None:
