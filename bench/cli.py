@@ -7,22 +7,22 @@ import errno
 import importlib
 import sys
 
-from cluster.errors import InfraError, UserError
+from cluster.core.errors import InfraError, UserError
 
 # subcommand -> module with configure(parser) and run(args) -> exit code. Imported only when used: start-up stays fast.
 COMMANDS = {
-    "sweep": "bench.sweep",
-    "comm": "bench.comm",
-    "tune": "bench.tune",
-    "report": "bench.report",
-    "explain": "bench.explain",
+    "sweep": "bench.sweep.command",
+    "comm": "bench.comm.command",
+    "tune": "bench.tune.command",
+    "report": "bench.report.command",
+    "explain": "bench.explain.command",
     "compare": "bench.compare",
     "export": "bench.export",
     "timeline": "bench.timeline",
     "jupyter": "bench.jupyter",
     "predict": "bench.predict.command",
-    "plan": "bench.planning.command",
-    "data": "bench.data",
+    "plan": "bench.sizing.command",
+    "data": "bench.data.command",
 }
 
 

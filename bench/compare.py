@@ -8,11 +8,11 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from bench.report import words
-from bench.report.points import Place, Table
-from bench.report.runs import Run, load
-from bench.trial import Interval, Trial
-from cluster.errors import UserError
+from bench import words
+from bench.results.points import Place, Table
+from bench.results.runs import Run, load
+from bench.results.trial import Interval, Trial
+from cluster.core.errors import UserError
 
 Key = tuple[str, float, int, int, int, str, str, str, str, str]
 

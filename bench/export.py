@@ -14,10 +14,10 @@ from typing import Any, get_args
 
 from pydantic import BaseModel
 
-from bench.report.points import Place
-from bench.report.runs import Run, load
-from bench.trial import Trial
-from cluster.errors import InfraError, UserError
+from bench.results.points import Place
+from bench.results.runs import Run, load
+from bench.results.trial import Trial
+from cluster.core.errors import InfraError, UserError
 
 FORMATS = ("csv", "json", "mlperf", "tensorboard")
 

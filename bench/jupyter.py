@@ -13,10 +13,10 @@ import socket
 import subprocess
 import sys
 
-from bench.report import runs
-from cluster.config import ROOT
-from cluster.errors import UserError
-from cluster.process import die_with_parent
+from bench.results import runs
+from cluster.core.config import ROOT
+from cluster.core.errors import UserError
+from cluster.core.process import die_with_parent
 
 HOST = "127.0.0.1"
 LINK = ROOT / ".state/jupyter-url"

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cluster.errors import InfraError, UserError
+from cluster.core.errors import InfraError, UserError
 
 COLLECTIVES = ("ALLREDUCE", "ADASUM", "ALLGATHER", "BROADCAST", "ALLTOALL", "REDUCESCATTER")
 OUR_PID = 1_000_000

@@ -14,9 +14,10 @@ from typing import Any
 
 import yaml
 
-from cluster import config, image, roles
-from cluster.config import ROOT, Cluster
-from cluster.state import CACHE, State
+from cluster import image, roles
+from cluster.core import config
+from cluster.core.config import ROOT, Cluster
+from cluster.core.state import CACHE, State
 
 APT = ("ansible.builtin.apt", "ansible.builtin.package")
 # Lock -> who installs what it names.

@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import sys
 
-from cluster import adopt, artefacts, cost, doctor, lab, lifecycle, plan
-from cluster.errors import InfraError, UserError
+from cluster import artefacts, cost, doctor, lab, lifecycle, preview
+from cluster.core.errors import InfraError, UserError
+from cluster.providers.baremetal import adopt
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -52,7 +53,7 @@ def main(argv: list[str] | None = None) -> int:
         if args.command == "doctor":
             return doctor.run(args.env, args.json)
         if args.command == "plan":
-            return plan.run(args.env, args.nodes)
+            return preview.run(args.env, args.nodes)
         if args.command == "adopt":
             return adopt.run(args.env)
         if args.command == "cost":

@@ -9,9 +9,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from cluster import config, prices, providers
-from cluster.config import Cluster
-from cluster.state import State
+from cluster.core import config, prices
+from cluster.core.config import Cluster
+from cluster.core.state import State
+from cluster.providers import registry
 from cluster.terraform import read_output
 
 
@@ -32,7 +33,7 @@ def bill(env: str) -> dict[str, Any]:
     since: dict[str, int | None] = {}
     if state.tfstate.exists():
         contract = read_output(state)
-        found = providers.provider(state, cluster).states(contract)
+        found = registry.provider(state, cluster).states(contract)
         names = list(found)
         since = {name: info.since for name, info in found.items()}
     else:

@@ -8,10 +8,12 @@ from dataclasses import asdict
 
 from rich.console import Console
 
-from cluster import config, lifecycle, providers
-from cluster.errors import InfraError, UserError
+from cluster import lifecycle
+from cluster.core import config
+from cluster.core.errors import InfraError, UserError
+from cluster.core.state import State, terraform_binary, terraform_version
+from cluster.providers import registry
 from cluster.providers.base import Check
-from cluster.state import State, terraform_binary, terraform_version
 from cluster.terraform import read_output
 
 DISK_GB = 12
@@ -21,7 +23,7 @@ def checks(env: str) -> list[Check]:
     """A bad cluster.yml raises UserError, as everywhere."""
     cluster = config.load(env)
     state = State(env)
-    provider = providers.provider(state, cluster)
+    provider = registry.provider(state, cluster)
     version = terraform_version(str(terraform_binary()))
     free = shutil.disk_usage(config.ROOT).free / 1e9
     found = [

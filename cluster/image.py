@@ -19,16 +19,17 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from cluster import roles, wheelhouse
-from cluster.config import ROOT, Cluster
-from cluster.process import run_logged
-from cluster.state import CACHE, State
+from cluster.core.config import ROOT, Cluster
+from cluster.core.process import run_logged
+from cluster.core.state import CACHE, State
 
 BASE_PACKAGES = (
     *("systemd", "systemd-sysv", "dbus", "openssh-server", "python3", "python3-apt", "sudo", "iproute2"),
     *("iputils-ping", "nftables", "ca-certificates", "procps", "kmod", "less"),
 )
 CA_ANCHORS = Path("/usr/local/share/ca-certificates")
-NODE_TOOL = ROOT / "terraform/local/node.py"
+# Run with -m: what Terraform keeps in its state must not name a file that may move.
+NODE_TOOL = "cluster.providers.local.node"
 BUILD_SUBNET = "10.76.255.0/24"
 # horovod_device in roles/horovod -> what it installs from
 WHEELHOUSES = {"cpu": "horovod", "cuda": "horovod-cuda"}
@@ -190,7 +191,7 @@ def bake(
 
     def tool(action: str, value: dict[str, object]) -> None:
         env = state.environment() | {"INPUT": json.dumps(value)}
-        run_logged([sys.executable, NODE_TOOL, action], log, env, f"builder: {action}")
+        run_logged([sys.executable, "-m", NODE_TOOL, action], log, env, f"builder: {action}")
 
     tool("sweep", spec)
     try:

@@ -12,11 +12,11 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from cluster import config
-from cluster.config import Cluster
-from cluster.contract import Contract
-from cluster.errors import InfraError, UserError
-from cluster.state import State
+from cluster.core import config
+from cluster.core.config import Cluster
+from cluster.core.contract import Contract
+from cluster.core.errors import InfraError, UserError
+from cluster.core.state import State
 from cluster.terraform import read_output
 
 DAYS = 825  # the longest that browsers take

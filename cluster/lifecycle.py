@@ -16,14 +16,16 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from cluster import config, image, lab, providers, ssh, wheelhouse
-from cluster.config import ROOT, Cluster
-from cluster.contract import Contract
-from cluster.errors import InfraError, UserError
-from cluster.gpulab import training
-from cluster.process import end_leftovers, run_logged
+from cluster import image, lab, wheelhouse
+from cluster.core import config, ssh
+from cluster.core.config import ROOT, Cluster
+from cluster.core.contract import Contract
+from cluster.core.errors import InfraError, UserError
+from cluster.core.process import end_leftovers, run_logged
+from cluster.core.state import State
+from cluster.providers import registry
 from cluster.providers.base import NodeState, Provider
-from cluster.state import State
+from cluster.providers.gpulab.training_image import build
 from cluster.terraform import Root, read_output
 
 console = Console(highlight=False, soft_wrap=True)
@@ -63,7 +65,7 @@ def count_changes(output: str) -> int:
 def deploy(env: str, nodes: int | None, as_json: bool) -> None:
     cluster = config.load(env, nodes)
     state = State(env)
-    if nodes is None and state.tfstate.exists() and providers.PROVIDERS[cluster.provider].machines:
+    if nodes is None and state.tfstate.exists() and registry.PROVIDERS[cluster.provider].machines:
         # A count given earlier with NODES= or by scale stays until another is given.
         with suppress(InfraError):
             cluster = cluster.model_copy(update={"nodes": len(read_output(state).nodes)})
@@ -72,7 +74,7 @@ def deploy(env: str, nodes: int | None, as_json: bool) -> None:
         if ended:
             say(f"ended {ended} processes of an earlier, interrupted run")
         state.prepare()
-        provider = providers.provider(state, cluster)
+        provider = registry.provider(state, cluster)
         provider.prepare(say)
         with phase("image"):
             if not provider.image(say):
@@ -146,7 +148,7 @@ def status(env: str, as_json: bool) -> int:
     cluster = config.load(env)
     state = State(env)
     contract = read_output(state)
-    provider = providers.provider(state, cluster)
+    provider = registry.provider(state, cluster)
     real = provider.states(contract)
     seen = ping(contract) if provider.machines else dict.fromkeys(contract.nodes, True)
     rows = []
@@ -197,7 +199,7 @@ def ping(contract: Contract) -> dict[str, bool]:
 
 def shell(env: str, node: str) -> None:
     provider = config.load(env).provider
-    if not providers.PROVIDERS[provider].machines:
+    if not registry.PROVIDERS[provider].machines:
         raise UserError(f"ENV={env}: provider {provider} has no nodes to log in to; gpulab-cli has an ssh command")
     contract = read_output(State(env))
     if node not in contract.nodes:
@@ -210,7 +212,7 @@ def shell(env: str, node: str) -> None:
 def destroy(env: str) -> None:
     cluster = config.load(env)
     state = State(env)
-    provider = providers.provider(state, cluster)
+    provider = registry.provider(state, cluster)
     with state.locked():
         end_leftovers(state.dir)
         if state.dir.exists():
@@ -230,14 +232,14 @@ def destroy(env: str) -> None:
 def renew(env: str) -> None:
     state = State(env)
     with state.locked():
-        say(providers.provider(state, config.load(env)).renew())
+        say(registry.provider(state, config.load(env)).renew())
 
 
 def training_image(env: str, device: str) -> None:
     state, cluster = State(env), config.load(env)
     with state.locked():
         state.prepare()
-        name = training.build(state, cluster, say, device)
+        name = build(state, cluster, say, device)
     say(f"made {name}\n  push it where GPULab can pull it: podman push {name} REGISTRY/horovod-training:1")
     say("then name it in cluster.gpulab.image")
 

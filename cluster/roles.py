@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from cluster.config import ROOT, Cluster
+from cluster.core.config import ROOT, Cluster
 
 
 def entries() -> list[dict[str, str]]:

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from python_terraform import IsFlagged, IsNotFlagged, Terraform
 
-from cluster import contract, failure
-from cluster.config import ROOT, Cluster, cluster_file
-from cluster.errors import InfraError
-from cluster.process import reason
+from cluster.core import contract, errors
+from cluster.core.config import ROOT, Cluster, cluster_file
+from cluster.core.errors import InfraError
+from cluster.core.process import reason
+from cluster.core.state import State, terraform_binary
 from cluster.providers.base import Provider
-from cluster.state import State, terraform_binary
 
 
 @contextmanager
@@ -37,6 +39,12 @@ def interrupted_last() -> Iterator[None]:
             raise KeyboardInterrupt
 
 
+# Commands in the states of clusters that were deployed by earlier versions.
+MOVED_TOOLS = {
+    r'[^"\s]+/terraform/local/node\.py': "-m cluster.providers.local.node",
+    r"-m cluster\.gpulab\.deployment": "-m cluster.providers.gpulab.deployment",
+    r"-m cluster\.virtualwall\.experiment": "-m cluster.providers.virtualwall.experiment",
+}
 # What it would print on standard error is in our own words already.
 logging.getLogger("python_terraform").addHandler(logging.NullHandler())
 logging.getLogger("python_terraform").propagate = False
@@ -58,7 +66,7 @@ class Root:
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("a") as file:
             file.write(f"\n$ terraform {what}\n{out}\n{err}\n")
-        said = failure.take(self.state.dir)
+        said = errors.take(self.state.dir)
         if code not in ok and said:
             raise said
         if code not in ok:
@@ -66,6 +74,7 @@ class Root:
         return out
 
     def init(self) -> None:
+        rename_tools(self.state.tfstate)
         if not (self.state.dir / "terraform/modules/modules.json").exists():
             self._checked("init", self._terraform.init(input=False, no_color=IsFlagged))
 
@@ -104,6 +113,17 @@ class Root:
 
     def output(self) -> contract.Contract:
         return read_output(self.state, self._terraform)
+
+
+def rename_tools(tfstate: Path) -> None:
+    """Destroy provisioners run the command that was recorded at creation; replace commands that have moved since."""
+    if tfstate.exists():
+        before = tfstate.read_text()
+        after = before
+        for old, new in MOVED_TOOLS.items():
+            after = re.sub(old, new, after)
+        if after != before:
+            tfstate.write_text(after)
 
 
 def read_output(state: State, terraform: Terraform | None = None) -> contract.Contract:

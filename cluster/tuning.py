@@ -13,17 +13,17 @@ from typing import Annotated, Literal
 import yaml
 from pydantic import ConfigDict, Field, ValidationError
 
-from cluster.config import ROOT, one_line
-from cluster.contract import Fabric
-from cluster.errors import UserError
-from cluster.settings import Section
+from cluster.core.config import ROOT, one_line
+from cluster.core.contract import Fabric
+from cluster.core.errors import UserError
+from cluster.core.sections import Section
 
 Algorithm = Literal["default", "recursive_doubling", "ring", "segmented_ring", "rabenseifner"]
 # OpenMPI's numbers for them (coll_tuned_allreduce_algorithm).
 NUMBERS: dict[Algorithm, int] = {"recursive_doubling": 3, "ring": 4, "segmented_ring": 5, "rabenseifner": 6}
 
 
-class Settings(Section):
+class Tuning(Section):
     """Of one fabric."""
 
     model_config = ConfigDict(frozen=True)
@@ -50,21 +50,21 @@ class Settings(Section):
 
 
 # What Horovod and OpenMPI do when nobody tells them anything: the baseline that tuning is held against.
-UNTUNED = Settings(engine="horovod-mpi", algorithm="default", cycle_ms=1.0)
+UNTUNED = Tuning(engine="horovod-mpi", algorithm="default", cycle_ms=1.0)
 
 
-def for_size(chosen: Settings, size: int) -> Settings:
+def for_size(chosen: Tuning, size: int) -> Tuning:
     """The settings for messages of this size, or for a model with so many bytes of gradients."""
     return UNTUNED if size < chosen.small_below_bytes else chosen
 
 
-SHIPPED: dict[str, Settings] = {
-    "1G": Settings(),
-    "10G": Settings(),
+SHIPPED: dict[str, Tuning] = {
+    "1G": Tuning(),
+    "10G": Tuning(),
     # Bytes are soon sent there: what counts is how long small collectives take, and OpenMPI's take a quarter of Gloo's.
     # Not measured by us: one connection is said not to fill such a link.
-    "25-100G TCP": Settings(engine="horovod-mpi", algorithm="default", links=4, nccl_threads=4, nccl_sockets=4),
-    "verbs": Settings(engine="horovod-mpi", algorithm="default"),
+    "25-100G TCP": Tuning(engine="horovod-mpi", algorithm="default", links=4, nccl_threads=4, nccl_sockets=4),
+    "verbs": Tuning(engine="horovod-mpi", algorithm="default"),
 }
 
 
@@ -80,26 +80,26 @@ def file(env: str) -> Path:
     return ROOT / "inventories" / env / "tuning.yml"
 
 
-def load(env: str) -> dict[str, Settings]:
+def load(env: str) -> dict[str, Tuning]:
     """What was found for this environment; empty where nobody has tuned."""
     path = file(env)
     if not path.exists():
         return {}
     try:
         content = yaml.safe_load(path.read_text()) or {}
-        return {name: Settings.model_validate(values) for name, values in content["tuning"].items()}
+        return {name: Tuning.model_validate(values) for name, values in content["tuning"].items()}
     except (yaml.YAMLError, KeyError, AttributeError, TypeError):
         raise UserError(f"{path.name}: not a tuning file; remove it, `make tune ENV={env}` makes another") from None
     except ValidationError as error:
         raise UserError(f"{path.name}: {one_line(error, 'tuning')}") from None
 
 
-def choose(found: Mapping[str, Settings], name: str, fabric: Fabric) -> Settings:
+def choose(found: Mapping[str, Tuning], name: str, fabric: Fabric) -> Tuning:
     """What was found for a fabric, or what is shipped for its class."""
     return found.get(name, SHIPPED[fabric_class(fabric)])
 
 
-def mca(chosen: Settings) -> dict[str, str]:
+def mca(chosen: Tuning) -> dict[str, str]:
     """OpenMPI's parameters, as the mpi role writes them for every MPI program on the cluster.
 
     The all-reduce is chosen by size, in a file of rules (see roles/mpi/templates/allreduce.rules.j2).
@@ -112,7 +112,7 @@ def mca(chosen: Settings) -> dict[str, str]:
     }
 
 
-def launch_mca(chosen: Settings, processes: int) -> dict[str, str]:
+def launch_mca(chosen: Tuning, processes: int) -> dict[str, str]:
     """The same for one launch, where the number of processes is known and all that is sent is large."""
     if chosen.algorithm == "default":
         return {**mca(chosen), "coll_tuned_use_dynamic_rules": "0"}

@@ -12,10 +12,10 @@ import zipfile
 from collections.abc import Iterable
 from pathlib import Path
 
-from cluster.config import ROOT, versions
-from cluster.errors import InfraError
-from cluster.process import run_logged
-from cluster.state import CACHE
+from cluster.core.config import ROOT, versions
+from cluster.core.errors import InfraError
+from cluster.core.process import run_logged
+from cluster.core.state import CACHE
 
 # what is installed -> the lock that names its packages
 LOCKS = {

@@ -17,11 +17,12 @@ VENV = ROOT / ".venv"
 if Path(sys.prefix) != VENV and (VENV / "bin/python").exists():
     os.execv(VENV / "bin/python", [str(VENV / "bin/python"), *sys.argv])  # noqa: S606
 
-from cluster import config, image, ssh, tuning  # noqa: E402
-from cluster.config import Cluster  # noqa: E402
-from cluster.contract import Contract  # noqa: E402
-from cluster.errors import InfraError, UserError  # noqa: E402
-from cluster.state import State  # noqa: E402
+from cluster import image, tuning  # noqa: E402
+from cluster.core import config, ssh  # noqa: E402
+from cluster.core.config import Cluster  # noqa: E402
+from cluster.core.contract import Contract  # noqa: E402
+from cluster.core.errors import InfraError, UserError  # noqa: E402
+from cluster.core.state import State  # noqa: E402
 from cluster.terraform import read_output  # noqa: E402
 
 

@@ -15,8 +15,8 @@ from typing import Any
 
 import yaml
 
-from bench.plan import Plan
-from bench.trial import Trial
+from bench.plan.schema import Plan
+from bench.results.trial import Trial
 
 ROOT = Path(__file__).resolve().parent.parent
 TARGET = ROOT / "roles/README.md"
@@ -131,10 +131,10 @@ def plan_table(page: str) -> str:
     lines = ["| field | default | meaning |", "|---|---|---|"]
     for name, field in Plan.model_fields.items():
         if not field.description:
-            raise SystemExit(f"bench/plan.py: {name} has no description")
+            raise SystemExit(f"bench/plan/schema.py: {name} has no description")
         default = "*required*" if field.is_required() else "" if field.default is None else text_of(field.default)
         lines.append(f"| `{name}` | {default} | {field.description} |")
-    before, mark, rest = page.partition("from bench/plan.py -->\n")
+    before, mark, rest = page.partition("from bench/plan/schema.py -->\n")
     _, end, after = rest.partition("<!-- end -->")
     if not (mark and end):
         raise SystemExit("docs/sweep.md: the marks around the table of a plan are gone")

@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent
 BIN = ROOT / ".venv/bin"
 sys.path.insert(0, str(ROOT))
 
-from cluster.state import terraform_binary, write_terraform_cli_config  # noqa: E402
+from cluster.core.state import terraform_binary, write_terraform_cli_config  # noqa: E402
 
 SHELL_FILES = [".ci/run", "bin/terraform"]
 LINT = {

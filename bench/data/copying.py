@@ -9,11 +9,11 @@ from pathlib import Path
 
 import yaml
 
-from bench import nodes
+from bench.sweep import nodes
 from bench.worker import shards
-from cluster.config import ROOT
-from cluster.errors import InfraError, UserError
-from cluster.state import State
+from cluster.core.config import ROOT
+from cluster.core.errors import InfraError, UserError
+from cluster.core.state import State
 from cluster.terraform import read_output
 
 DEFAULTS = ROOT / "roles/data/defaults/main.yml"

@@ -10,7 +10,7 @@ from pathlib import Path
 from bench.data.writer import LONGEST_KEY, BadImage, Item, refuse_duplicates
 from bench.worker import images
 from bench.worker.shards import RECORD, padded
-from cluster.errors import UserError
+from cluster.core.errors import UserError
 
 SUFFIXES = {".jpeg", ".jpg"}
 END_OF_IMAGE = b"\xff\xd9"

@@ -9,13 +9,13 @@ import os
 import subprocess
 from typing import Any
 
-from bench import nodes
-from bench.launch import PYTHON
-from bench.predict.text import columns
-from bench.report.runs import Run, load
+from bench.columns import columns
+from bench.results.runs import Run, load
+from bench.sweep import nodes
+from bench.sweep.launch import PYTHON
 from bench.worker import shards, stages
-from cluster.errors import InfraError, UserError
-from cluster.state import State
+from cluster.core.errors import InfraError, UserError
+from cluster.core.state import State
 from cluster.terraform import read_output
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from bench.worker.shards import INDEX, RECORD, padded
-from cluster.errors import InfraError, UserError
+from cluster.core.errors import InfraError, UserError
 
 # First line of DALI's index files, which ours are.
 IDX_VERSION = "v1.2"

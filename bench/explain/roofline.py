@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
-from bench import devices, models
-from bench.report import words
-from bench.report.points import Place
-from cluster.errors import UserError
+from bench import words
+from bench.catalogue import gpu_rates, models
+from bench.results.points import Place
+from cluster.core.errors import UserError
 
 # (TFLOP/s at the precision the published training rates use, GB/s of memory); remembered, not looked up.
 PEAKS = {
@@ -102,7 +102,7 @@ def activations(model: models.Model) -> float:
 def roofline(place: Place, gpu: str | None) -> Roofline | None:
     """None when the device's peaks or the model's layers are not known."""
     name = gpu or place.family.gpu.lower() or place.family.device.removeprefix("emulated:")
-    name = devices.ALIASES.get(name, name)
+    name = gpu_rates.ALIASES.get(name, name)
     if gpu and name not in PEAKS:
         raise UserError(f"--gpu: the peaks of {gpu!r} are not known; use one of {', '.join(PEAKS)}")
     if name not in PEAKS or place.breakdown is None or place.breakdown.compute <= 0:

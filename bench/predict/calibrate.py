@@ -13,11 +13,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
-from pydantic import ValidationError
-
 from bench.predict.step import DEFAULTS, Parameters, Setup, step_ms
-from bench.trial import Point, Trial
-from cluster.errors import UserError
+from bench.results import runs
+from bench.results.trial import Point, Trial
+from cluster.core.errors import UserError
 
 # Standard deviations of the priors, in natural logarithms, and the least doubt about a measurement.
 PRIOR_LINK, PRIOR_JITTER, PRIOR_LATENCY, PRIOR_NODES = 0.5, 0.7, 0.7, 1.0
@@ -81,6 +80,7 @@ class Calibration:
     fits: dict[str, Fit]
     single_step_ms: dict[Series, float]
     residuals: tuple[Residual, ...]
+    problems: tuple[str, ...] = ()
 
     def fitted(self, series: Series) -> bool:
         return series.engine in self.fits and series.fabric in self.fits[series.engine].link_share
@@ -92,31 +92,11 @@ class Calibration:
         return _setup(series, gpus, self.single_step_ms[series], rate_gbps)
 
 
-def read_trials(run: Path) -> list[Trial]:
-    path = run / "trials.jsonl" if run.is_dir() else run
-    if not path.is_file():
-        raise UserError(f"--calibrate: {path} does not exist, give a run folder with a trials.jsonl")
-    trials = []
-    lines = path.read_text().splitlines()
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            trials.append(Trial.model_validate_json(line))
-        except ValidationError as error:
-            first = error.errors()[0]
-            # A run that was killed leaves half a line at the end.
-            if first["type"] == "json_invalid" and number == len(lines):
-                break
-            where = ".".join(str(part) for part in first["loc"])
-            raise UserError(f"--calibrate: {path} line {number}: {where or 'record'}: {first['msg']}") from error
-    return trials
-
-
 def calibrate(run: Path, fit_nodes: int | None = None, start: Parameters = DEFAULTS) -> Calibration:
     """Fit on all measured points, or on those of at most `fit_nodes` nodes and show the others as held out."""
     # Reading data takes time that the model's step does not contain.
-    trials = [t for t in read_trials(run) if t.status == "ok" and t.step_ms and t.point.data == "synthetic"]
+    loaded = runs.load(run, field="--calibrate")
+    trials = [t for t in loaded.trials if t.status == "ok" and t.step_ms and t.point.data == "synthetic"]
     base = _single_steps(trials, start)
     known = [trial for trial in trials if _series(trial.point) in base]
     fits: dict[str, Fit] = {}
@@ -125,7 +105,8 @@ def calibrate(run: Path, fit_nodes: int | None = None, start: Parameters = DEFAU
         if any(trial.point.nodes > 1 for trial in used):
             fits[engine] = _fit(used, base, start)
     if not fits:
-        raise UserError(f"--calibrate: {run} has no successful trial on two or more nodes to fit the network on")
+        why = "; ".join(["no successful trial on two or more nodes to fit the network on", *loaded.problems])
+        raise UserError(f"--calibrate: {run}: {why}")
     residuals = tuple(
         Residual(
             _series(trial.point),
@@ -139,7 +120,7 @@ def calibrate(run: Path, fit_nodes: int | None = None, start: Parameters = DEFAU
         if trial.point.engine in fits
         and (trial.point.nodes == 1 or trial.point.fabric in fits[trial.point.engine].link_share)
     )
-    return Calibration(str(run), fits, base, residuals)
+    return Calibration(str(run), fits, base, residuals, tuple(loaded.problems))
 
 
 def _fit(used: Sequence[Trial], base: dict[Series, float], start: Parameters) -> Fit:

@@ -19,7 +19,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from bench import devices, models
+from bench.catalogue import gpu_rates, models
+from bench.columns import columns, percent
 from bench.predict import validate
 from bench.predict.fit import Observation, fit_ceiling
 from bench.predict.step import (
@@ -37,8 +38,7 @@ from bench.predict.step import (
     link_gbps,
     predict,
 )
-from bench.predict.text import columns, percent
-from cluster.errors import UserError
+from cluster.core.errors import UserError
 
 # Share by which a single-GPU rate may be off: measured by the asker, taken from another's cluster (three published V100
 # rates at batch 64 span a third), or of another network.
@@ -77,7 +77,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (__doc__ or "").split("\n\n", 1)[1]
     parser.add_argument("--model", default=None, help=f"{', '.join(models.NAMES)} (default resnet50)")
     parser.add_argument("--batch", type=int, default=None, help="images per GPU and step (default 64)")
-    parser.add_argument("--gpu", help=f"device profile: {', '.join(devices.PROFILES)}")
+    parser.add_argument("--gpu", help=f"device profile: {', '.join(gpu_rates.PROFILES)}")
     parser.add_argument("--precision", help="fp32, tf32, amp or fp16, where published (default: the GPU's usual one)")
     parser.add_argument(
         "--single-rate", type=float, help="images/s that you measured on one GPU; wins over the profile"
@@ -171,7 +171,7 @@ def single_step(
     """Milliseconds of a step on one GPU, where that comes from, and by what share it may be off."""
     network = models.get(model)
     if gpu is not None:
-        devices.get(gpu)
+        gpu_rates.get(gpu)
     if batch < 1:
         raise UserError(f"--batch: {batch} must be at least 1")
     if single_rate is not None:
@@ -179,9 +179,9 @@ def single_step(
             raise UserError(f"--single-rate: {single_rate:g} must be a number above 0")
         return 1000 * batch / single_rate, "given", MEASURED_DOUBT
     if gpu is None:
-        raise UserError(f"--gpu: give a profile ({', '.join(devices.PROFILES)}) or a measured --single-rate")
-    step, source = devices.compute_ms(gpu, model, batch, precision)
-    return step, source, PROFILE_DOUBT if network.name == devices.REFERENCE_MODEL else SCALED_DOUBT
+        raise UserError(f"--gpu: give a profile ({', '.join(gpu_rates.PROFILES)}) or a measured --single-rate")
+    step, source = gpu_rates.compute_ms(gpu, model, batch, precision)
+    return step, source, PROFILE_DOUBT if network.name == gpu_rates.REFERENCE_MODEL else SCALED_DOUBT
 
 
 def _rows(args: argparse.Namespace) -> list[Row]:

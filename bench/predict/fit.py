@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from bench.predict.step import DEFAULTS, Parameters, Setup, step_ms
-from cluster.errors import UserError
+from cluster.core.errors import UserError
 
 
 @dataclass(frozen=True)

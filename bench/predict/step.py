@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from bench import models
-from cluster.errors import UserError
+from bench.catalogue import models
+from cluster.core.errors import UserError
 
 TRANSPORTS = ("tcp", "rdma")
 ENGINES = ("horovod", "ddp", "ps")

@@ -13,10 +13,10 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from bench import devices
+from bench.catalogue import gpu_rates
 from bench.predict.fit import Observation, fit_ceiling
 from bench.predict.step import DEFAULTS, Parameters, Setup, predict
-from cluster.errors import UserError
+from cluster.core.errors import UserError
 
 Row = dict[str, str]
 
@@ -61,7 +61,7 @@ class Summary:
 
 @cache
 def table(name: str) -> tuple[Row, ...]:
-    text = resources.files("bench").joinpath("published", name).read_text()
+    text = resources.files("bench.catalogue").joinpath("published", name).read_text()
     return tuple(csv.DictReader(text.splitlines()))
 
 
@@ -297,5 +297,5 @@ def _from_profile(
     model: str, gpu: str, batch: int, gpus: int, per_node: int, rate: float, transport: str = "rdma", **more: Any
 ) -> Setup:
     """The efficiency is what is compared, so a doubt about the single-GPU rate has no part in the interval."""
-    step, _ = devices.compute_ms(gpu, model, batch)
+    step, _ = gpu_rates.compute_ms(gpu, model, batch)
     return Setup(model, batch, step, gpus, per_node, rate, transport, gpu=gpu, **more)

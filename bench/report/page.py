@@ -15,9 +15,11 @@ import jinja2
 import vl_convert
 from markupsafe import Markup
 
-from bench.report import diagnosis, plots, verdict, words
-from bench.report.points import Family, Place, Table
-from bench.report.runs import Run
+from bench import words
+from bench.explain import diagnosis, verdict
+from bench.report import plots
+from bench.results.points import Family, Place, Table
+from bench.results.runs import Run
 
 MOST_ROWS = 500
 MOST_COUNTS = 60

@@ -9,8 +9,8 @@ from typing import Any
 
 import altair as alt
 
-from bench.report import words
-from bench.report.points import Family, Place, Table
+from bench import words
+from bench.results.points import Family, Place, Table
 
 Row = dict[str, Any]
 

@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 
 from bench.worker import compression, counters, devices, engines, feed  # noqa: E402
-from bench.worker import statistics_of_steps as statistics  # noqa: E402
+from bench.worker import step_statistics as statistics  # noqa: E402
 from bench.worker.shards import DataError  # noqa: E402
 
 CHUNK = 2

@@ -1,4 +1,4 @@
-"""The networks in plain torch, for devices that really train. bench/models.py has the same ones as tables of sizes."""
+"""The networks in plain torch, for devices that really train. bench/catalogue/models.py has their sizes as tables."""
 
 from __future__ import annotations
 

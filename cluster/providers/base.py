@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from cluster import certificate
-from cluster.config import Cluster
-from cluster.contract import Contract
-from cluster.errors import UserError
-from cluster.state import State
+from cluster.core.config import Cluster
+from cluster.core.contract import Contract
+from cluster.core.errors import UserError
+from cluster.core.state import State
+from cluster.providers import certificate
 
 Say = Callable[[str], None]
 

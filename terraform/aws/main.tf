@@ -2,7 +2,7 @@
 locals {
   cluster = yamldecode(file(var.cluster_file)).cluster
   aws     = local.cluster.aws
-  types   = yamldecode(file("${path.module}/instances.yml")).types
+  types   = yamldecode(file("${path.module}/../../cluster/core/instances.yml")).types
   tags = {
     HorovodCluster = local.cluster.name
     Owner          = local.aws.owner
@@ -124,7 +124,7 @@ resource "aws_instance" "node" {
   lifecycle {
     precondition {
       condition     = contains(keys(local.types), each.value.type)
-      error_message = "cluster.aws: instance type ${each.value.type} is not in terraform/aws/instances.yml; add it or choose another."
+      error_message = "cluster.aws: instance type ${each.value.type} is not in cluster/core/instances.yml; add it or choose another."
     }
     precondition {
       condition     = contains(local.efa_types, each.value.type) || alltrue([for fabric in local.cluster.fabrics : fabric.transport == "tcp"])

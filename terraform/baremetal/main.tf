@@ -22,7 +22,7 @@ resource "terraform_data" "host" {
   triggers_replace = [each.value.address, local.cluster.ports.ssh, local.metal.jump_host]
 
   provisioner "local-exec" {
-    command     = "${var.python} ${abspath(path.module)}/reach.py"
+    command     = var.tool
     environment = { INPUT = jsonencode(self.input) }
   }
 

@@ -20,8 +20,7 @@ variable "state_dir" {
   type        = string
 }
 
-variable "python" {
-  description = "Python interpreter that runs reach.py"
+variable "tool" {
+  description = "command that this root calls with a resource as JSON in INPUT; cluster/providers/baremetal"
   type        = string
-  default     = "python3"
 }

@@ -29,7 +29,7 @@ variable "worker" {
 variable "tool" {
   description = "command that tries out jobs and cancels them"
   type        = string
-  default     = "python3 -m cluster.gpulab.deployment"
+  default     = "python3 -m cluster.providers.gpulab.deployment"
 }
 
 variable "mode" {

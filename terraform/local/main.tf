@@ -1,7 +1,7 @@
-# Nodes are systemd containers on this machine. node.py does the podman calls; see there for what a node is given.
+# Nodes are systemd containers on this machine. cluster/providers/local/node.py does the podman calls; see there for what
+# a node is given.
 locals {
   cluster = yamldecode(file(var.cluster_file)).cluster
-  tool    = "${var.python} ${abspath(path.module)}/node.py"
   # What a node needs to mount a share, and is not given otherwise.
   gluster = try(local.cluster.storage.backend, "none") == "glusterfs"
 }
@@ -22,7 +22,7 @@ resource "terraform_data" "node" {
     ssh_port  = local.cluster.ports.ssh
     image     = var.image
     state_dir = var.state_dir
-    tool      = local.tool
+    tool      = var.tool
     fuse      = local.gluster
   }
   # A new image alone does not replace a running node: Ansible brings it up to date in place.

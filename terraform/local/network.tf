@@ -9,7 +9,7 @@ resource "terraform_data" "network" {
     name     = "${local.cluster.name}-${each.key}"
     subnet   = each.value
     internal = each.key == "fabric"
-    tool     = local.tool
+    tool     = var.tool
   }
   triggers_replace = [each.value, local.cluster.name]
 

@@ -25,8 +25,7 @@ variable "state_dir" {
   type        = string
 }
 
-variable "python" {
-  description = "Python interpreter that runs node.py"
+variable "tool" {
+  description = "command that this root calls with a resource as JSON in INPUT; cluster/providers/local"
   type        = string
-  default     = "python3"
 }

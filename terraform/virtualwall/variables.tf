@@ -23,5 +23,5 @@ variable "state_dir" {
 variable "tool" {
   description = "command that makes and gives back the experiment"
   type        = string
-  default     = "python3 -m cluster.virtualwall.experiment"
+  default     = "python3 -m cluster.providers.virtualwall.experiment"
 }

@@ -15,10 +15,11 @@ import boto3
 import pytest
 import yaml
 
-from cluster import config, providers
-from cluster.contract import Contract
-from cluster.providers.aws import Aws
-from cluster.state import State
+from cluster.core import config
+from cluster.core.contract import Contract
+from cluster.core.state import State
+from cluster.providers import registry
+from cluster.providers.aws.provider import Aws
 from cluster.terraform import Root
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -104,7 +105,7 @@ class Account:
         self.s3 = boto3.client("s3", region_name=REGION)
 
     def provider(self, nodes: int | None = None) -> Aws:
-        found = providers.provider(State(ENV), config.load(ENV, nodes))
+        found = registry.provider(State(ENV), config.load(ENV, nodes))
         assert isinstance(found, Aws)
         return found
 

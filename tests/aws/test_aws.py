@@ -15,17 +15,18 @@ from pathlib import Path
 
 import pytest
 
-from cluster.config import ROOT
-from cluster.state import State
+from cluster.core.config import ROOT
+from cluster.core.state import State
 
 ENV = "awstest"
 pytestmark = pytest.mark.timeout(900)
 APPLY = f"""
-from cluster import config, providers
-from cluster.state import State
+from cluster.core import config
+from cluster.core.state import State
+from cluster.providers import registry
 from cluster.terraform import Root
 state = State("{ENV}")
-provider = providers.provider(state, config.load("{ENV}"))
+provider = registry.provider(state, config.load("{ENV}"))
 provider.prepare(print)
 Root(state, provider.cluster, provider).apply([])
 """

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 import yaml
 
-from cluster.config import ROOT
-from cluster.state import CACHE
+from cluster.core.config import ROOT
+from cluster.core.state import CACHE
 
 LOCK = Path(__file__).parent / "checkov.lock"
 WAIVERS = Path(__file__).parent / "waivers.yml"

@@ -15,9 +15,10 @@ from typing import Any
 import pytest
 import yaml
 
-from cluster import config, providers
-from cluster.contract import parse
-from cluster.state import State
+from cluster.core import config
+from cluster.core.contract import parse
+from cluster.core.state import State
+from cluster.providers import registry
 from cluster.terraform import Root, read_output
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -72,7 +73,7 @@ def machine_room() -> None:
     state = State(ROOM)
     state.prepare()
     loaded = config.load(ROOM)
-    provider = providers.provider(state, loaded)
+    provider = registry.provider(state, loaded)
     provider.image(print)
     Root(state, loaded, provider).apply([])
     # These hosts share two cores, which a real machine room's do not: ranks that wait must let others run.

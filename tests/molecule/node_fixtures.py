@@ -16,7 +16,7 @@ from nodes import Scenario
 from testinfra.backend.base import CommandResult
 from testinfra.host import Host
 
-from cluster.state import control_dir
+from cluster.core.state import control_dir
 
 
 class Nodes:

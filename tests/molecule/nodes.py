@@ -26,12 +26,13 @@ from typing import Any
 
 import yaml
 
-from cluster import config, image, wheelhouse
+from cluster import image, wheelhouse
 from cluster import roles as cluster_roles
-from cluster.config import ROOT, Cluster
-from cluster.contract import Contract, parse
-from cluster.settings import Storage
-from cluster.state import State
+from cluster.core import config
+from cluster.core.config import ROOT, Cluster
+from cluster.core.contract import Contract, parse
+from cluster.core.sections import Storage
+from cluster.core.state import State
 
 NETWORKS = ip_network("10.78.0.0/16")
 FIRST_ADDRESS = 10
@@ -166,7 +167,8 @@ class Scenario:
 
     def tool(self, action: str, spec: dict[str, Any]) -> None:
         env = self.state.environment() | {"INPUT": json.dumps(spec)}
-        done = subprocess.run([sys.executable, image.NODE_TOOL, action], env=env, capture_output=True, text=True)
+        argv = [sys.executable, "-m", image.NODE_TOOL, action]
+        done = subprocess.run(argv, env=env, capture_output=True, text=True)
         if done.returncode:
             raise SystemExit(f"{self.key}: {action}: {done.stderr.strip()}")
 

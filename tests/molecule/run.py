@@ -22,11 +22,12 @@ from pathlib import Path
 
 from nodes import Scenario, scenarios, wheelhouses_of
 
-from cluster import config, image, wheelhouse
-from cluster.config import ROOT
-from cluster.errors import InfraError, UserError
-from cluster.process import die_with_parent, end_leftovers
-from cluster.state import CACHE, State
+from cluster import image, wheelhouse
+from cluster.core import config
+from cluster.core.config import ROOT
+from cluster.core.errors import InfraError, UserError
+from cluster.core.process import die_with_parent, end_leftovers
+from cluster.core.state import CACHE, State
 
 BASE = Path(__file__).resolve().parent
 LOGS = ROOT / ".state/molecule-logs"

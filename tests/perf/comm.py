@@ -24,16 +24,16 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests/e2e")]
 
 from test_cluster import BIN, make_env  # noqa: E402
 
-from bench import models  # noqa: E402
-from bench.comm import Case, Communication  # noqa: E402
-from bench.plan import Plan  # noqa: E402
-from bench.tune import Steps  # noqa: E402
-from bench.worker import statistics_of_steps as statistics  # noqa: E402
+from bench.catalogue import models  # noqa: E402
+from bench.comm.command import Case, Communication  # noqa: E402
+from bench.plan.schema import Plan  # noqa: E402
+from bench.tune.command import Steps  # noqa: E402
+from bench.worker import step_statistics as statistics  # noqa: E402
 from cluster import tuning  # noqa: E402
-from cluster.contract import Contract  # noqa: E402
-from cluster.state import State  # noqa: E402
+from cluster.core.contract import Contract  # noqa: E402
+from cluster.core.state import State  # noqa: E402
 from cluster.terraform import read_output  # noqa: E402
-from cluster.tuning import UNTUNED, Settings  # noqa: E402
+from cluster.tuning import UNTUNED, Tuning  # noqa: E402
 
 ENV = "perfcomm"
 FABRICS = ("1g", "10g")
@@ -73,7 +73,7 @@ def in_turn(ways: dict[str, Callable[[], list[float]]]) -> dict[str, list[float]
     return found
 
 
-def bandwidths(work: Communication, settings: Settings, case: Case) -> list[float]:
+def bandwidths(work: Communication, settings: Tuning, case: Case) -> list[float]:
     found = work.times(settings.engine, settings, [case], SECONDS)[case.id]
     return [work.bandwidth(settings.engine, case, found["count"], seconds) for seconds in found["times"]]
 

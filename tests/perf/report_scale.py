@@ -10,7 +10,7 @@ from itertools import islice, product
 from pathlib import Path
 
 from bench.cli import main
-from bench.trial import Breakdown, Emulation, Interval, Point, Trial
+from bench.results.trial import Breakdown, Emulation, Interval, Point, Trial
 
 SHAPES = {
     # name: (models, engines, batches, nodes): many curves, or few very long ones

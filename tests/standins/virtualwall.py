@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-NODE_TOOL = ROOT / "terraform/local/node.py"
+NODE_TOOL = "cluster.providers.local.node"
 CONTROL = ipaddress.ip_network("10.86.0.0/24")
 GENI = "{http://www.geni.net/resources/rspec/3}"
 
@@ -53,7 +53,8 @@ class Wall:
 
     def node_tool(self, action: str, **spec: Any) -> None:
         env = {**os.environ, "INPUT": json.dumps(spec)}
-        done = subprocess.run([sys.executable, NODE_TOOL, action], env=env, capture_output=True, text=True, check=False)
+        argv = [sys.executable, "-m", NODE_TOOL, action]
+        done = subprocess.run(argv, env=env, capture_output=True, text=True, check=False)
         if done.returncode:
             raise SystemExit(f"Error: {done.stderr.strip()}")
 
@@ -110,7 +111,7 @@ def expect(condition: object, message: str) -> None:
 def java(wall: Wall, argv: list[str]) -> None:
     import yaml
 
-    from cluster.virtualwall import rspec
+    from cluster.providers.virtualwall import rspec
 
     expect(argv[0] == "-jar" and Path(argv[1]).is_file(), "Unable to access jarfile")
     expect(argv[2] == "--action", "usage: --action FILE")

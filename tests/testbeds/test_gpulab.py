@@ -16,13 +16,13 @@ from typing import Any
 import pytest
 from standins import gpulab as standin
 
-from cluster.errors import InfraError, UserError
-from cluster.gpulab import cli as gpulab_cli
-from cluster.gpulab import jobs
-from cluster.gpulab.cli import Cli
-from cluster.gpulab.gang import Gang, end_all
-from cluster.gpulab.ledger import Ledger
-from cluster.settings import Gpulab
+from cluster.core.errors import InfraError, UserError
+from cluster.core.sections import Gpulab
+from cluster.providers.gpulab import cli as gpulab_cli
+from cluster.providers.gpulab import job_request
+from cluster.providers.gpulab.cli import Cli
+from cluster.providers.gpulab.gang import Gang, end_all
+from cluster.providers.gpulab.ledger import Ledger
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 GOLDEN = Path(__file__).parent / "golden"
@@ -43,8 +43,8 @@ def settings(pem: Path, **values: Any) -> Gpulab:
 
 
 def rendered(chosen: Gpulab, mode: str, size: int) -> list[dict[str, Any]]:
-    shape = jobs.shape(mode, size, gpus=True)
-    return jobs.definitions(chosen, "run1", shape, ["python3", "job.py"], {"A": "1"}, "V100", NOW)
+    shape = job_request.shape(mode, size, gpus=True)
+    return job_request.definitions(chosen, "run1", shape, ["python3", "job.py"], {"A": "1"}, "V100", NOW)
 
 
 @pytest.mark.parametrize(("mode", "size"), [("1xN", 10), ("Nx1", 10), ("Nx1", 2)])

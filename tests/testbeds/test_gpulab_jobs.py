@@ -17,9 +17,10 @@ import pytest
 import yaml
 from standins import gpulab as standin
 
-from cluster import config, image
-from cluster.gpulab import training
-from cluster.state import State
+from cluster import image
+from cluster.core import config
+from cluster.core.state import State
+from cluster.providers.gpulab import training_image
 
 ROOT = Path(__file__).resolve().parents[2]
 BIN = ROOT / ".venv/bin"
@@ -40,9 +41,9 @@ class Lab:
         # A copy: destroy removes the state folder before the stand-in's own containers and networks go.
         conf = shutil.copy(self.state.dir / "containers.conf", folder)
         self.environment = {**os.environ, **self.state.environment(), "CONTAINERS_CONF": str(conf)}
-        wanted = training.name(config.load(ENV))
+        wanted = training_image.name(config.load(ENV))
         self.keep_image = image.exists(self.state, wanted)
-        self.image = training.build(self.state, config.load(ENV), print)
+        self.image = training_image.build(self.state, config.load(ENV), print)
         self.apart = False
         self.remove_networks()
         for number in (0, 1):
@@ -158,8 +159,8 @@ def test_ten_jobs_with_one_gpu_in_small_two_jobs_train_together(lab: Lab) -> Non
     trial = trial_of(lab, "Nx1")
     assert trial["status"] == "ok", trial["error"]
     assert (trial["point"]["nodes"], trial["point"]["gpus_per_node"]) == (2, 1)
-    assert len(trial["transport"]["measured_bytes"]) == 2
-    assert min(trial["transport"]["measured_bytes"].values()) > 0
+    assert len(trial["traffic"]["measured_bytes"]) == 2
+    assert min(trial["traffic"]["measured_bytes"].values()) > 0
     assert lab.server.alive == []
     assert list((lab.shared / "horovod-cluster").iterdir()) == []
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from cluster.errors import InfraError, UserError
-from cluster.virtualwall import rspec
+from cluster.core.errors import InfraError, UserError
+from cluster.providers.virtualwall import rspec
 
 GOLDEN = Path(__file__).parent / "golden"
 

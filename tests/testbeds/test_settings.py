@@ -8,8 +8,8 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from cluster import config
-from cluster.config import Cluster, one_line
+from cluster.core import config
+from cluster.core.config import Cluster, one_line
 
 
 def problem(env: str, **changes: Any) -> str:

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from bench.cli import main
-from bench.report import beside, runs
+from bench.report import side_by_side
+from bench.results import runs
 
 FIXTURES = Path(__file__).parents[1] / "fixtures/runs"
 
@@ -49,7 +50,7 @@ def test_four_environments_are_columns_of_one_table(tmp_path: Path, capsys: pyte
 
 def test_efficiency_is_against_one_gpu_of_the_same_run(tmp_path: Path) -> None:
     run = runs.load(copy(tmp_path, "network-1g", "virtualwall", "virtualwall"))
-    found = {(cell.curve, cell.batch, cell.gpus): cell for cell in beside.cells([run])}
+    found = {(cell.curve, cell.batch, cell.gpus): cell for cell in side_by_side.cells([run])}
     curve = next(name for name, _, _ in found if " 10G" in name)
     one, ten = found[(curve, 64, 1)], found[(curve, 64, 10)]
     assert one.efficiency == 1
@@ -58,7 +59,7 @@ def test_efficiency_is_against_one_gpu_of_the_same_run(tmp_path: Path) -> None:
 
 def test_emulated_curves_say_so(tmp_path: Path) -> None:
     run = runs.load(copy(tmp_path, "network-1g", "local", "quick"))
-    assert all(re.search("emulated P100", cell.curve) for cell in beside.cells([run]))
+    assert all(re.search("emulated P100", cell.curve) for cell in side_by_side.cells([run]))
 
 
 def test_a_run_named_twice_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

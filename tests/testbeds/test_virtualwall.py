@@ -21,10 +21,11 @@ import yaml
 from standins import gpulab as pems
 from standins import virtualwall as standin
 
-from cluster import config, image
-from cluster.errors import InfraError
-from cluster.state import State
-from cluster.virtualwall import experiment
+from cluster import image
+from cluster.core import config
+from cluster.core.errors import InfraError
+from cluster.core.state import State
+from cluster.providers.virtualwall import experiment
 
 ROOT = Path(__file__).resolve().parents[2]
 BIN = ROOT / ".venv/bin"
@@ -103,7 +104,7 @@ def wall(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Wall]:
         if found.inventory.exists():
             found.cluster("destroy", ok=False)
         spec = {**found.environment, "INPUT": json.dumps({"cluster": ENV})}
-        subprocess.run([BIN / "python", standin.NODE_TOOL, "sweep"], env=spec, check=False)
+        subprocess.run([BIN / "python", "-m", standin.NODE_TOOL, "sweep"], env=spec, check=False)
         for folder in (found.inventory, found.state.dir, ROOT / "results" / ENV):
             shutil.rmtree(folder, ignore_errors=True)
         (ROOT / ".state" / f"{ENV}.lock").unlink(missing_ok=True)
@@ -212,8 +213,8 @@ def test_bench_runs_on_both_nodes(wall: Wall) -> None:
     (line,) = (ROOT / "results" / ENV / "two/trials.jsonl").read_text().splitlines()
     trial = json.loads(line)
     assert trial["status"] == "ok", trial["error"]
-    assert trial["transport"]["interface"] == "fabric0"
-    assert set(trial["transport"]["measured_bytes"]) == {"head", "w1"}
+    assert trial["traffic"]["interface"] == "fabric0"
+    assert set(trial["traffic"]["measured_bytes"]) == {"head", "w1"}
 
 
 def test_no_secret_in_state_logs_or_results(wall: Wall) -> None:

@@ -5,7 +5,8 @@ import re
 
 import pytest
 
-from cluster import artefacts, cli, config
+from cluster import artefacts, cli
+from cluster.core import config
 
 
 @pytest.fixture

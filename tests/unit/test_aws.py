@@ -5,9 +5,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from cluster import config, cost, prices
-from cluster.errors import UserError
-from cluster.providers.aws import host_key
+from cluster import cost
+from cluster.core import config, prices
+from cluster.core.errors import UserError
+from cluster.providers.aws.provider import host_key
 
 GOOD = yaml.safe_load(config.cluster_file("aws").read_text())["cluster"]
 

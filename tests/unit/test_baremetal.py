@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from cluster import config
-from cluster.errors import InfraError, UserError
-from cluster.providers.baremetal import Baremetal
-from cluster.state import State
+from cluster.core import config
+from cluster.core.errors import InfraError, UserError
+from cluster.core.state import State
+from cluster.providers.baremetal.provider import Baremetal
 
 GOOD = yaml.safe_load(config.cluster_file("baremetal").read_text())["cluster"]
 SEEN = {

@@ -7,9 +7,9 @@ import argparse
 import pytest
 from test_inventory import OUTPUT
 
-from bench import comm
-from cluster import contract
-from cluster.errors import UserError
+from bench.comm import command as comm
+from cluster.core import contract
+from cluster.core.errors import UserError
 
 CLUSTER = contract.parse(OUTPUT)
 
@@ -64,7 +64,7 @@ def test_rows_are_in_the_modelled_clusters_units(monkeypatch):
         return [{"event": "case", "id": "all_reduce-8000000", "times": [0.064] * 8, "errors": 0}]
 
     monkeypatch.setattr(work, "lines", lines)
-    (row,) = work.collectives("ddp", comm.Settings(), [comm.Case("all_reduce", 8_000_000)], 1.0)
+    (row,) = work.collectives("ddp", comm.Tuning(), [comm.Case("all_reduce", 8_000_000)], 1.0)
     assert row["busbw_gbps"] == pytest.approx(1.0)
     assert row["errors"] == 0
     assert sent[0].hosts == ("head", "w1")

@@ -8,7 +8,7 @@ from report_cases import RUNS, copy
 
 from bench import compare
 from bench.cli import main
-from bench.trial import Interval
+from bench.results.trial import Interval
 
 
 def slower(share: float):

@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from cluster import config, image, roles
-from cluster.errors import UserError
+from cluster import image, roles
+from cluster.core import config
+from cluster.core.errors import UserError
 
 GOOD = yaml.safe_load(config.cluster_file("local").read_text())["cluster"]
 

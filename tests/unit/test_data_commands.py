@@ -18,7 +18,7 @@ from report_cases import copy
 
 from bench.cli import main
 from bench.data import standin
-from bench.report.runs import load
+from bench.results.runs import load
 from bench.worker import images, shards
 
 pytestmark = pytest.mark.timeout(120)

@@ -8,12 +8,14 @@ import pytest
 import yaml
 from report_cases import copy
 
-from bench import plan, record, sweep
-from bench.explain import explain_run
-from bench.report import verdict
-from bench.report.runs import load
-from bench.trial import Point
-from cluster.errors import UserError
+from bench.explain import verdict
+from bench.explain.command import explain_run
+from bench.plan import check, schema, unfold
+from bench.results.runs import load
+from bench.results.trial import Point
+from bench.sweep import command as sweep
+from bench.sweep import record
+from cluster.core.errors import UserError
 
 URL = "shards:http://head:8880/set"
 POINT = Point(
@@ -36,10 +38,10 @@ def write_plan(folder, **more):
 
 
 def test_one_source_or_several(tmp_path):
-    assert plan.load(write_plan(tmp_path)).data == ["synthetic"]
-    assert plan.load(write_plan(tmp_path, data=URL)).data == [URL]
-    both = plan.load(write_plan(tmp_path, data=["synthetic", URL]))
-    points = [point for one in plan.unfold(both, None) for point in one.points]
+    assert schema.load(write_plan(tmp_path)).data == ["synthetic"]
+    assert schema.load(write_plan(tmp_path, data=URL)).data == [URL]
+    both = schema.load(write_plan(tmp_path, data=["synthetic", URL]))
+    points = [point for one in unfold.points(both, None) for point in one.points]
     assert [point.data for point in points] == ["synthetic", URL]
 
 
@@ -54,19 +56,19 @@ def test_one_source_or_several(tmp_path):
 )
 def test_wrong_data_is_named(tmp_path, more, said):
     with pytest.raises(UserError, match=said):
-        plan.load(write_plan(tmp_path, **more))
+        schema.load(write_plan(tmp_path, **more))
 
 
 def test_dali_needs_a_gpu(tmp_path):
-    wanted = plan.load(write_plan(tmp_path, data=URL, data_loader="dali"))
+    wanted = schema.load(write_plan(tmp_path, data=URL, data_loader="dali"))
     with pytest.raises(UserError, match="dali needs device cuda"):
-        plan.check(wanted, None, 2, 0)
+        check.check(wanted, None, 2, 0)
 
 
 def test_reading_over_the_fabric_is_scaled_with_it(tmp_path):
     class Case(sweep.Sweep):
         def __init__(self):
-            self.plan = plan.load(write_plan(tmp_path, data_cores=3))
+            self.plan = schema.load(write_plan(tmp_path, data_cores=3))
 
     assert Case().input(POINT, 8.2)["reused"] == 8
     assert Case().input(POINT, 1.0)["reused"] == 1

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 from report_cases import RUNS, copy
 
-from bench import store
 from bench.cli import main
-from bench.explain import datapath, explain_run, roofline
-from bench.explain.datapath import Stage
-from bench.report import runs
-from bench.report.points import tabulate
+from bench.explain import roofline, weakest_link
+from bench.explain.command import explain_run
+from bench.explain.weakest_link import Stage
+from bench.results import runs, store
+from bench.results.points import tabulate
 
 WEAKEST = {
     "network-1g": ("fabric", "accelerator"),
@@ -68,20 +68,20 @@ def test_wrong_nic_shows_the_bytes_per_interface(capsys) -> None:
 
 def test_shared_stage_bounds_all_nodes_together_and_local_ones_add_up() -> None:
     chain = [Stage("storage", 100, "measured", "", per_node=False), Stage("accelerator", 400, "measured", "")]
-    cut = datapath.minimum_cut(chain, nodes=4)
+    cut = weakest_link.minimum_cut(chain, nodes=4)
     assert cut is not None and cut.stages == ("storage",) and cut.images_per_second == pytest.approx(100)
-    after = datapath.minimum_cut(datapath.without(chain, cut.stages), nodes=4)
+    after = weakest_link.minimum_cut(weakest_link.without(chain, cut.stages), nodes=4)
     assert after is not None and after.images_per_second == pytest.approx(400)
 
 
 def test_cut_is_quick_and_right_for_thousands_of_nodes() -> None:
     chain = [Stage("accelerator", 2048.0, "measured", ""), Stage("fabric", 1000.0, "measured", "")]
-    cut = datapath.minimum_cut(chain, nodes=2048)
+    cut = weakest_link.minimum_cut(chain, nodes=2048)
     assert cut is not None and cut.stages == ("fabric",) and cut.images_per_second == pytest.approx(1000)
 
 
 def test_unknown_capacities_are_no_limit() -> None:
-    assert datapath.minimum_cut([Stage("decode", None, "not known", "")], nodes=2) is None
+    assert weakest_link.minimum_cut([Stage("decode", None, "not known", "")], nodes=2) is None
 
 
 def test_given_capacity_moves_the_cut(capsys) -> None:
@@ -132,7 +132,7 @@ def test_roofline_of_resnet50_on_a_p100() -> None:
 
 
 def test_roofline_counts_the_activations_of_resnet50() -> None:
-    from bench import models
+    from bench.catalogue import models
 
     # 11.1 million numbers per image is the figure in the literature for ResNet-50's convolutions.
     assert roofline.activations(models.get("resnet50")) == pytest.approx(11.1e6, rel=0.02)

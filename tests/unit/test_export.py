@@ -11,8 +11,8 @@ from report_cases import RUNS, copy
 
 from bench import export
 from bench.cli import main
-from bench.report import runs
-from bench.trial import Trial
+from bench.results import runs
+from bench.results.trial import Trial
 
 
 def out(capsys, *args: str) -> str:

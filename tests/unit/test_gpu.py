@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from cluster import config, image, wheelhouse
-from cluster.config import Cluster
-from cluster.errors import InfraError
-from cluster.gpulab import training
+from cluster import image, wheelhouse
+from cluster.core import config
+from cluster.core.config import Cluster
+from cluster.core.errors import InfraError
+from cluster.providers.gpulab import training_image
 
 
 def changed(env: str, **values: object) -> Cluster:
@@ -40,7 +41,7 @@ def test_only_hosts_that_are_used_count() -> None:
 
 def test_images_for_cpus_and_for_gpus_have_names_of_their_own() -> None:
     cluster = config.load("gpulab")
-    assert training.name(cluster, "cpu") != training.name(cluster, "cuda")
+    assert training_image.name(cluster, "cpu") != training_image.name(cluster, "cuda")
     # The one for CPUs stands on the local cluster's image, whatever jobs ask for.
     local = config.load("local")
     alike = cluster.model_copy(update={"features": local.features, "storage": local.storage})

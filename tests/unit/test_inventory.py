@@ -5,10 +5,10 @@ import importlib.util
 
 import pytest
 
-from cluster import config, contract
-from cluster.config import ROOT
-from cluster.errors import InfraError
-from cluster.state import State
+from cluster.core import config, contract
+from cluster.core.config import ROOT
+from cluster.core.errors import InfraError
+from cluster.core.state import State
 
 spec = importlib.util.spec_from_file_location("inventory", ROOT / "inventories/terraform.py")
 inventory = importlib.util.module_from_spec(spec)

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from cluster import cli, config, contract, lab, state, terraform, wheelhouse
-from cluster.errors import UserError
-from cluster.settings import JupyterLab
-from cluster.state import State
+from cluster import cli, lab, terraform, wheelhouse
+from cluster.core import config, contract, state
+from cluster.core.errors import UserError
+from cluster.core.sections import JupyterLab
+from cluster.core.state import State
 
 FILES = ("lab_token", "lab.crt", "lab.key")
 

@@ -8,9 +8,10 @@ import pytest
 import yaml
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from bench import monitoring, store
-from cluster import contract
-from cluster.config import ROOT
+from bench.results import store
+from bench.sweep import monitoring
+from cluster.core import contract
+from cluster.core.config import ROOT
 
 
 def node(index: int, role: str, gpus: int = 0) -> dict:
@@ -49,8 +50,8 @@ ANSWERS = {
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> store.Run:
-    return store.Run(tmp_path)
+def run(tmp_path: Path) -> store.RunFolder:
+    return store.RunFolder(tmp_path)
 
 
 def answering(monkeypatch: pytest.MonkeyPatch, reply: object) -> list[dict]:

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.cli import main
-from bench.planning.components import Speeds
-from bench.planning.datapath import flow, need
-from bench.planning.transfer import readable, transfers
+from bench.sizing.components import Speeds
+from bench.sizing.datapath import flow, need
+from bench.sizing.transfer import readable, transfers
 
 
 def answer(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> Any:

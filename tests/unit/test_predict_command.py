@@ -13,8 +13,8 @@ from bench.cli import main
 from bench.predict import validate
 from bench.predict.calibrate import calibrate, transport_of
 from bench.predict.step import DEFAULTS, Parameters, Setup, step_ms
-from bench.trial import Emulation, Interval, Point, Trial
-from cluster.errors import UserError
+from bench.results.trial import Emulation, Interval, Point, Trial
+from cluster.core.errors import UserError
 
 HKBU = ["--model", "resnet50", "--batch", "64", "--single-rate", "253.1", "--gpus-per-node", "4", "--rate-gbps", "10"]
 
@@ -64,7 +64,7 @@ def test_one_measured_row_moves_the_prediction(capsys: pytest.CaptureFixture[str
         ("--gpus 8 --gpu v100 --rate-gbps 10 --anchor 8", "GPUS:RATE"),
         ("--gpus 8 --gpu v100 --rate-gbps 10 --anchor 1:300", "one node"),
         ("--gpus 8 --gpu v100 --rate-gbps 10 --plot x.gif", ".png"),
-        ("--calibrate does-not-exist", "trials.jsonl"),
+        ("--calibrate does-not-exist", "run folder"),
     ],
 )
 def test_nonsense_exits_2_with_one_line(words: str, told: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -225,7 +225,7 @@ def test_calibration_refuses_what_it_cannot_use(tmp_path: Path) -> None:
     broken = tmp_path / "broken"
     broken.mkdir()
     (broken / "trials.jsonl").write_text('{"id": "a"}\n')
-    with pytest.raises(UserError, match="line 1: point"):
+    with pytest.raises(UserError, match=r"line 1 \(point"):
         calibrate(broken)
 
 

@@ -7,12 +7,12 @@ from importlib import resources
 
 import pytest
 
-from bench import devices, models
-from cluster.errors import UserError
+from bench.catalogue import gpu_rates, models
+from cluster.core.errors import UserError
 
 
 def published(name: str) -> list[dict[str, str]]:
-    return list(csv.DictReader(resources.files("bench").joinpath("published", name).read_text().splitlines()))
+    return list(csv.DictReader(resources.files("bench.catalogue").joinpath("published", name).read_text().splitlines()))
 
 
 @pytest.mark.parametrize("row", published("models.csv"), ids=lambda row: row["model"])
@@ -49,40 +49,40 @@ def test_unknown_model_and_gpu_list_the_known_ones() -> None:
     with pytest.raises(UserError, match=r"resnet50.*alexnet"):
         models.get("lenet")
     with pytest.raises(UserError, match=r"k80.*h100"):
-        devices.compute_ms("voodoo2", "resnet50", 64)
+        gpu_rates.compute_ms("voodoo2", "resnet50", 64)
     with pytest.raises(UserError, match="fp16"):
-        devices.compute_ms("h100", "resnet50", 64, "fp32")
+        gpu_rates.compute_ms("h100", "resnet50", 64, "fp32")
     with pytest.raises(UserError, match="batch"):
-        devices.compute_ms("v100", "resnet50", 0)
+        gpu_rates.compute_ms("v100", "resnet50", 0)
 
 
 @pytest.mark.parametrize("row", published("single-gpu.csv"), ids=lambda row: f"{row['gpu']}-{row['batch']}")
 def test_published_batches_give_the_published_rate_and_source(row: dict[str, str]) -> None:
-    ms, source = devices.compute_ms(row["gpu"], row["model"], int(row["batch"]), row["precision"])
+    ms, source = gpu_rates.compute_ms(row["gpu"], row["model"], int(row["batch"]), row["precision"])
     assert 1000 * int(row["batch"]) / ms == pytest.approx(float(row["images_per_second"]))
     assert row["source"] in source
 
 
-@pytest.mark.parametrize("gpu", devices.PROFILES)
+@pytest.mark.parametrize("gpu", gpu_rates.PROFILES)
 def test_larger_batches_take_longer(gpu: str) -> None:
     steps = [
-        devices.compute_ms(gpu, "resnet50", batch)[0] for batch in (1, 16, 32, 48, 64, 80, 96, 128, 256, 640, 1024)
+        gpu_rates.compute_ms(gpu, "resnet50", batch)[0] for batch in (1, 16, 32, 48, 64, 80, 96, 128, 256, 640, 1024)
     ]
     assert steps == sorted(steps)
     assert steps[0] > 0
 
 
 def test_other_networks_are_scaled_and_the_source_says_how() -> None:
-    resnet, _ = devices.compute_ms("p100", "resnet50", 64)
-    deep, how = devices.compute_ms("p100", "resnet152", 64)
+    resnet, _ = gpu_rates.compute_ms("p100", "resnet50", 64)
+    deep, how = gpu_rates.compute_ms("p100", "resnet152", 64)
     assert deep / resnet == pytest.approx(models.get("resnet152").macs / models.get("resnet50").macs)
     assert "multiply-accumulates" in how
-    vgg, how = devices.compute_ms("p100", "vgg16", 64)
+    vgg, how = gpu_rates.compute_ms("p100", "vgg16", 64)
     assert 64000 / vgg == pytest.approx(154, rel=0.01)
     assert "TensorFlow" in how
 
 
 def test_fp32_on_a_tf32_device_says_what_stands_in() -> None:
-    ms, source = devices.compute_ms("a100", "resnet50", 256, "fp32")
+    ms, source = gpu_rates.compute_ms("a100", "resnet50", 256, "fp32")
     assert 256000 / ms == pytest.approx(909)
     assert "tf32 stands in" in source

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench import models
+from bench.catalogue import models
 from bench.predict.step import COMPRESSIONS, DEFAULTS, ENGINES, OVERLAPS, TRANSPORTS, Setup, expected_slowest, predict
-from cluster.errors import UserError
+from cluster.core.errors import UserError
 
 TOLERANCE = 1 + 1e-9
 

@@ -8,11 +8,13 @@ from pathlib import Path
 import pytest
 from report_cases import ANSWERS, RUNS, copy
 
-from bench import store
+from bench import words
 from bench.cli import main
-from bench.report import diagnosis, page, plots, runs, verdict, whatif, words
-from bench.report.points import tabulate
-from bench.trial import Interval
+from bench.explain import diagnosis, verdict, whatif
+from bench.report import page, plots
+from bench.results import runs, store
+from bench.results.points import tabulate
+from bench.results.trial import Interval
 
 
 def judged(path: Path) -> verdict.Verdict:
@@ -113,7 +115,7 @@ def test_straggler_is_named() -> None:
 
 def test_wrong_interface_is_named_even_when_the_trial_claims_to_be_ok(tmp_path: Path) -> None:
     def swap(trial: dict) -> None:
-        transport = trial["transport"]
+        transport = trial["traffic"]
         if transport:
             for node, sent in transport["measured_bytes"].items():
                 transport["other_bytes"][node] = {"mgmt0": sent}
@@ -292,7 +294,7 @@ def test_missing_fabric_and_files_are_said(tmp_path: Path) -> None:
 
 def test_run_of_failed_trials_only(tmp_path: Path) -> None:
     def fail(trial: dict) -> None:
-        trial.update(status="failed", error="w2 went away", error_node="w2", transport=None)
+        trial.update(status="failed", error="w2 went away", error_node="w2", traffic=None)
         for name in ("step_ms", "images_per_second", "breakdown_ms", "bus_bandwidth_gbps"):
             trial[name] = None
 
@@ -303,7 +305,7 @@ def test_run_of_failed_trials_only(tmp_path: Path) -> None:
 
 def test_optional_measurements_may_all_be_absent(tmp_path: Path) -> None:
     def bare(trial: dict) -> None:
-        for name in ("breakdown_ms", "bus_bandwidth_gbps", "link_gbps", "transport", "host_cpu_percent", "timing"):
+        for name in ("breakdown_ms", "bus_bandwidth_gbps", "link_gbps", "traffic", "host_cpu_percent", "timing"):
             trial[name] = None
 
     html, _ = report(copy("network-1g", tmp_path, bare), tmp_path)
@@ -413,9 +415,9 @@ def test_significant_digits(value: float, text: str) -> None:
 
 def test_stray_interface_needs_missing_bytes_on_the_right_one() -> None:
     trial = runs.load(RUNS / "straggler").trials[-1].model_copy(deep=True)
-    assert trial.transport is not None
-    for node in trial.transport.other_bytes:
-        trial.transport.other_bytes[node] = {"eth0": 1e12}
+    assert trial.traffic is not None
+    for node in trial.traffic.other_bytes:
+        trial.traffic.other_bytes[node] = {"eth0": 1e12}
     assert diagnosis.stray_interfaces(trial) == {}, "busy management traffic beside a used fabric is no fault"
 
 

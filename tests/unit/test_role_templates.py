@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import jinja2
 
-from cluster.config import ROOT
+from cluster.core.config import ROOT
 
 FABRIC = {"subnet": "10.0.1.0/24", "interface": "ib0", "rate_gbps": 100, "shaped": False}
 

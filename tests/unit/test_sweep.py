@@ -13,11 +13,16 @@ import yaml
 from rich.console import Console
 from test_inventory import OUTPUT
 
-from bench import cli, executors, launch, plan, progress, record, scale, store, sweep
-from bench.trial import Trial
-from bench.worker import statistics_of_steps as statistics
-from cluster import contract, tuning
-from cluster.errors import InfraError, UserError
+from bench import cli
+from bench.plan import check, scale_model, schema, unfold
+from bench.results import store
+from bench.results.trial import Trial
+from bench.sweep import command as sweep
+from bench.sweep import executors, launch, progress, record
+from bench.worker import step_statistics as statistics
+from cluster import tuning
+from cluster.core import contract
+from cluster.core.errors import InfraError, UserError
 
 CLUSTER = contract.parse(OUTPUT)
 
@@ -25,19 +30,19 @@ CLUSTER = contract.parse(OUTPUT)
 def load(tmp_path, **changes):
     path = tmp_path / "plan.yml"
     path.write_text(yaml.safe_dump({"nodes": [1, 2], "batches": [32], "fabrics": ["1g"], **changes}))
-    wanted = plan.load(str(path))
-    plan.check(wanted, CLUSTER, available=10, gpus=0)
+    wanted = schema.load(str(path))
+    check.check(wanted, CLUSTER, available=10, gpus=0)
     return wanted
 
 
 def test_shipped_plans_are_valid_and_full_has_ninety_points():
-    assert {"quick", "full", "published-lowbandwidth"} <= set(plan.names())
-    points = [point for one in plan.unfold(plan.load("full"), None) for point in one.points]
+    assert {"quick", "full", "published-lowbandwidth"} <= set(schema.names())
+    points = [point for one in unfold.points(schema.load("full"), None) for point in one.points]
     assert len(points) == len({point.id for point in points}) == 90
 
 
 def test_one_launch_serves_all_batches(tmp_path):
-    launches = list(plan.unfold(load(tmp_path, batches=[32, 64, 96]), CLUSTER))
+    launches = list(unfold.points(load(tmp_path, batches=[32, 64, 96]), CLUSTER))
     assert [(one.nodes, len(one.points)) for one in launches] == [(1, 3), (2, 3)]
 
 
@@ -51,14 +56,14 @@ def test_time_left_goes_by_what_each_trial_is_expected_to_cost(monkeypatch):
 
 def test_estimate_has_every_point_and_the_starts(tmp_path):
     wanted = load(tmp_path, batches=[32, 64])
-    seconds = plan.estimate(wanted, plan.unfold(wanted, CLUSTER))
-    points = [point for one in plan.unfold(wanted, CLUSTER) for point in one.points]
+    seconds = unfold.estimate(wanted, unfold.points(wanted, CLUSTER))
+    points = [point for one in unfold.points(wanted, CLUSTER) for point in one.points]
     assert set(seconds) == {point.id for point in points}
-    assert all(seconds[point.id] > plan.estimate_seconds(wanted, point) for point in points)
+    assert all(seconds[point.id] > unfold.estimate_seconds(wanted, point) for point in points)
 
 
 def test_strong_scaling_shares_the_batch(tmp_path):
-    launches = list(plan.unfold(load(tmp_path, batches=[64], scaling="strong"), CLUSTER))
+    launches = list(unfold.points(load(tmp_path, batches=[64], scaling="strong"), CLUSTER))
     assert [one.points[0].batch for one in launches] == [64, 32]
 
 
@@ -91,7 +96,7 @@ def test_bad_plan_is_named_in_one_line(tmp_path, changes, named):
     assert "\n" not in str(caught.value)
 
 
-JOB = launch.Job(
+JOB = launch.Launch(
     run="r1",
     engine="horovod-mpi",
     hosts=("head", "w1", "w2"),
@@ -124,11 +129,11 @@ def test_mpirun_carries_the_reference_flags():
 
 def test_engine_horovod_is_what_the_fabric_is_tuned_to(tmp_path):
     wanted = load(tmp_path)
-    assert {one.engine for one in plan.unfold(wanted, CLUSTER)} == {"horovod-gloo"}
-    tuned = {"1g": tuning.Settings(engine="horovod-mpi")}
-    assert {one.engine for one in plan.unfold(wanted, CLUSTER, tuned)} == {"horovod-mpi"}
+    assert {one.engine for one in unfold.points(wanted, CLUSTER)} == {"horovod-gloo"}
+    tuned = {"1g": tuning.Tuning(engine="horovod-mpi")}
+    assert {one.engine for one in unfold.points(wanted, CLUSTER, tuned)} == {"horovod-mpi"}
     on_gpus = wanted.model_copy(update={"device": "cuda"})
-    assert {one.engine for one in plan.unfold(on_gpus, CLUSTER)} == {"horovod-mpi"}
+    assert {one.engine for one in unfold.points(on_gpus, CLUSTER)} == {"horovod-mpi"}
 
 
 def test_untuned_launch_overrides_what_the_cluster_is_set_to():
@@ -189,15 +194,15 @@ def test_settles_only_when_the_steps_stop_changing():
 
 
 def test_scale_factor_grows_with_traffic_and_has_bounds():
-    assert scale.factor(2, 0.1) == scale.SMALLEST
-    assert scale.factor(1, 1) == scale.LARGEST
-    assert scale.factor(8, 1) > scale.factor(4, 1)
-    assert scale.factor(10, 100) == scale.LARGEST
+    assert scale_model.factor(2, 0.1) == scale_model.SMALLEST
+    assert scale_model.factor(1, 1) == scale_model.LARGEST
+    assert scale_model.factor(8, 1) > scale_model.factor(4, 1)
+    assert scale_model.factor(10, 100) == scale_model.LARGEST
 
 
 def jobs(wanted):
-    run = sweep.Sweep(CLUSTER, wanted, store.Run(Path("unused")), executors.Nodes(CLUSTER), {}, None, check=True)
-    return {(one.fabric, one.nodes): run.job(one, "/w") for one in plan.unfold(wanted, CLUSTER)}
+    run = sweep.Sweep(CLUSTER, wanted, store.RunFolder(Path("unused")), executors.Nodes(CLUSTER), {}, None, check=True)
+    return {(one.fabric, one.nodes): run.job(one, "/w") for one in unfold.points(wanted, CLUSTER)}
 
 
 def test_many_nodes_on_a_fast_fabric_run_slower_and_send_as_much_at_a_time(tmp_path):
@@ -207,7 +212,7 @@ def test_many_nodes_on_a_fast_fabric_run_slower_and_send_as_much_at_a_time(tmp_p
     job = found["ten", 8]
     main, check = json.loads(base64.b64decode(job.spec))["trials"]
     assert main["rate_mbit"] == pytest.approx(10_000 / job.scale / job.slowdown)
-    assert 8 * main["rate_mbit"] == pytest.approx(scale.BUDGET_GBPS * 1000)
+    assert 8 * main["rate_mbit"] == pytest.approx(scale_model.BUDGET_GBPS * 1000)
     assert check["rate_mbit"] == pytest.approx(main["rate_mbit"] / 2)
     assert main["burst_ms"] == 3 * job.slowdown
     assert job.environment["HOROVOD_CYCLE_TIME"] == f"{job.slowdown * job.settings.cycle_ms:g}"
@@ -226,8 +231,12 @@ def test_native_fabric_carries_all_bytes_in_real_time(tmp_path, monkeypatch):
 
 
 def test_mpi_on_a_very_fast_fabric_is_not_slowed():
-    assert scale.slowdown(10, 100, "horovod-mpi") == 1
-    assert scale.slowdown(10, 100, "horovod-gloo") == scale.slowdown(10, 10, "horovod-mpi") == scale.SLOWDOWN
+    assert scale_model.slowdown(10, 100, "horovod-mpi") == 1
+    assert (
+        scale_model.slowdown(10, 100, "horovod-gloo")
+        == scale_model.slowdown(10, 10, "horovod-mpi")
+        == scale_model.SLOWDOWN
+    )
 
 
 def test_plan_may_say_how_much_slower(tmp_path):
@@ -245,7 +254,7 @@ def rank(node, seconds, sent, compute=0.2):
 
 
 def point_of(nodes=2):
-    return next(p for one in plan.unfold(plan.load("quick"), None) for p in one.points if p.nodes == nodes)
+    return next(p for one in unfold.points(schema.load("quick"), None) for p in one.points if p.nodes == nodes)
 
 
 def report(nodes, nic="fabric0", share=1.0):
@@ -313,7 +322,7 @@ def test_point_that_changes_at_2s_is_marked():
 
 
 def test_store_resumes_after_a_cut_off_line(tmp_path):
-    run = store.Run(tmp_path)
+    run = store.RunFolder(tmp_path)
     trial = made(*report(["head", "w1"]))
     run.append(trial)
     with run.trials_file.open("a") as file:
@@ -323,7 +332,7 @@ def test_store_resumes_after_a_cut_off_line(tmp_path):
 
 
 def test_failed_trials_are_run_again(tmp_path):
-    run = store.Run(tmp_path)
+    run = store.RunFolder(tmp_path)
     point = point_of()
     run.append(record.failure(point, "node w1 does not answer", "w1", "now", None))
     assert run.done() == set()
@@ -331,7 +340,7 @@ def test_failed_trials_are_run_again(tmp_path):
 
 
 def test_full_disk_is_one_line_and_keeps_what_was_there(tmp_path, monkeypatch):
-    run = store.Run(tmp_path)
+    run = store.RunFolder(tmp_path)
     trial = made(*report(["head", "w1"]))
     run.append(trial)
     before = run.trials_file.read_bytes()

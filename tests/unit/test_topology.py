@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from bench import comm
+from bench.comm import command as comm
 from bench.worker import topology
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from test_sweep import point_of, report
 
-from bench import nccl, record
+from bench.sweep import nccl_log, record
 from bench.worker import counters
 
 
@@ -60,8 +60,8 @@ def test_device_without_the_counter_is_passed_over(classes):
     assert counters.sent_bytes(classes) == {"eth0": 100, "ib0": 40, "ib1": 50}
 
 
-def heard(transport: str, interface: str, *lines: str) -> nccl.Log:
-    log = nccl.Log(transport, interface)
+def heard(transport: str, interface: str, *lines: str) -> nccl_log.Log:
+    log = nccl_log.Log(transport, interface)
     for line in lines:
         log.read(line + "\n")
     return log
@@ -101,4 +101,4 @@ def test_trial_fails_on_what_nccl_says(lines, status):
     point = point_of().model_copy(update={"device": "cuda"})
     trial = record.trial(point, main, None, None, "fabric0", 1.0, "now", None, heard("verbs", "fabric0", *lines))
     assert trial.status == status
-    assert trial.transport.nccl == (["IB"] if status == "ok" else ["Socket"])
+    assert trial.traffic.nccl == (["IB"] if status == "ok" else ["Socket"])

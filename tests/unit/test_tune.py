@@ -7,10 +7,10 @@ import random
 import pytest
 import yaml
 
-from bench import tune
+from bench.tune import command as tune
 from cluster import tuning
-from cluster.errors import InfraError
-from cluster.tuning import UNTUNED, Settings
+from cluster.core.errors import InfraError
+from cluster.tuning import UNTUNED, Tuning
 
 
 def machine(noise: float, seed: int = 1, gain: float = 0.5):
@@ -18,7 +18,7 @@ def machine(noise: float, seed: int = 1, gain: float = 0.5):
     generator = random.Random(seed)
     calls = []
 
-    def measure(settings: Settings, seconds: float) -> list[float]:
+    def measure(settings: Tuning, seconds: float) -> list[float]:
         calls.append((settings, seconds))
         base = 1.0 if settings.engine == "horovod-mpi" else gain
         base *= 1 - 0.1 * (settings.cycle_ms == 10.0)
@@ -60,7 +60,7 @@ def test_losers_are_measured_less():
 
 def test_spent_budget_still_compares_with_what_is_in_force():
     measure, calls = machine(0.01)
-    winner, now, defaults, seen = find(measure, incumbent=Settings(), budget=0)
+    winner, now, defaults, seen = find(measure, incumbent=Tuning(), budget=0)
     assert {settings.engine for settings, _ in calls} == {"horovod-gloo", "horovod-mpi"}
     assert now.steps
     assert defaults.steps
@@ -90,9 +90,9 @@ def test_explanation_names_the_engine_first():
 def test_winner_is_added_to_what_other_fabrics_have(tmp_path, monkeypatch):
     path = tmp_path / "tuning.yml"
     monkeypatch.setattr(tuning, "file", lambda env: path)
-    tune.write(path, "1g", Settings(cycle_ms=10))
-    tune.write(path, "10g", Settings(engine="horovod-mpi"))
-    assert tuning.load("any") == {"1g": Settings(cycle_ms=10), "10g": Settings(engine="horovod-mpi")}
+    tune.write(path, "1g", Tuning(cycle_ms=10))
+    tune.write(path, "10g", Tuning(engine="horovod-mpi"))
+    assert tuning.load("any") == {"1g": Tuning(cycle_ms=10), "10g": Tuning(engine="horovod-mpi")}
     assert not list(tmp_path.glob("*.new"))
     assert yaml.safe_load(path.read_text())["tuning"]["1g"]["cycle_ms"] == 10
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.config import ROOT
+from cluster.core.config import ROOT
 
 # Rank 1 has the share elsewhere when BLIND is set: it looks for the file in a folder that nobody writes to.
 MPIRUN = """#!/bin/sh

@@ -2,6 +2,7 @@
 variables {
   cluster_file = "tests/cluster.yml"
   state_dir    = "/nonexistent"
+  tool         = "true"
 }
 
 run "the_first_hosts_are_the_cluster" {

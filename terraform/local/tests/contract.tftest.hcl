@@ -3,6 +3,7 @@ variables {
   cluster_file = "tests/cluster.yml"
   image        = "localhost/none"
   state_dir    = "/nonexistent"
+  tool         = "true"
 }
 
 run "one_head_and_workers" {

@@ -1,5 +1,5 @@
 # The contract's shape, once for all roots: every root's tests hand their output `cluster` to this module.
-# cluster/contract.py holds the same shape for those who read it; what is missing or too much here is an error there.
+# cluster/core/contract.py holds the same shape for those who read it; what is missing or too much here is an error there.
 terraform {
   required_version = ">= 1.7"
 }

@@ -1,7 +1,7 @@
 import json
 import tarfile
 
-from bench.launch import Job
+from bench.sweep.launch import Launch
 
 IMAGE = "localhost/horovod-cluster-molecule-busybox:1"
 NODES = ("head", "w1")
@@ -9,8 +9,8 @@ NODES = ("head", "w1")
 
 def inside():
     """podman and its options as the bench starts a worker with them."""
-    job = Job("run", "horovod-mpi", NODES, 1, "", "fabric0", "/opt/x/bench/main.py", "", container=IMAGE)
-    return " ".join(job.inside)
+    launch = Launch("run", "horovod-mpi", NODES, 1, "", "fabric0", "/opt/x/bench/main.py", "", container=IMAGE)
+    return " ".join(launch.inside)
 
 
 def test_mpirun_starts_the_bench_in_a_container_on_each_node(nodes):

@@ -11,7 +11,7 @@ import pytest
 import websocket
 from selenium.webdriver.support.ui import WebDriverWait
 
-from cluster.config import ROOT
+from cluster.core.config import ROOT
 from tests.browser import conftest as chromium
 
 PORT = 8888

@@ -1,0 +1,153 @@
+"""How long one training step takes on an accelerator we do not have: published single-GPU rates, by batch."""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+
+from bench.catalogue import models
+from cluster.core.errors import UserError
+
+# The published rates are all of this network; others are scaled from it by their multiply-accumulates.
+REFERENCE_MODEL = "resnet50"
+
+# Names people type for what the table calls otherwise.
+ALIASES = {"1080ti": "gtx1080ti", "h100": "h100-sxm"}
+
+# What a framework runs when nobody asks for a precision: the first of these that was published for the device.
+PRECISION_ORDER = ("fp32", "tf32", "amp", "fp16")
+
+# Batch at which the fixed cost of a step (launches, optimiser) equals the cost of its images, where one point is all
+# there is. The pairs in the table give 3 (K80), 9 (P100) and 17 (V100).
+HALF_BATCH = 8.0
+
+
+@dataclass(frozen=True)
+class Rate:
+    """One published measurement on one GPU."""
+
+    batch: int
+    images_per_second: float
+    source: str
+
+    @property
+    def step_ms(self) -> float:
+        return 1000 * self.batch / self.images_per_second
+
+
+@dataclass(frozen=True)
+class Profile:
+    """An accelerator: its published rates by precision, ordered by batch."""
+
+    name: str
+    rates: dict[str, tuple[Rate, ...]]
+
+    @property
+    def default_precision(self) -> str:
+        return next(precision for precision in PRECISION_ORDER if precision in self.rates)
+
+
+@cache
+def _profiles() -> dict[str, Profile]:
+    table = resources.files("bench.catalogue").joinpath("published", "single-gpu.csv").read_text()
+    found: dict[str, dict[str, list[Rate]]] = {}
+    for row in csv.DictReader(table.splitlines()):
+        rate = Rate(int(row["batch"]), float(row["images_per_second"]), row["source"])
+        found.setdefault(row["gpu"], {}).setdefault(row["precision"], []).append(rate)
+    return {
+        gpu: Profile(gpu, {name: tuple(sorted(rates, key=lambda rate: rate.batch)) for name, rates in by.items()})
+        for gpu, by in found.items()
+    }
+
+
+PROFILES: dict[str, Profile] = _profiles()
+
+
+def get(name: str) -> Profile:
+    found = PROFILES.get(ALIASES.get(name, name))
+    if found is None:
+        raise UserError(f"gpu: {name!r} is not known, use one of {', '.join((*PROFILES, *ALIASES))}")
+    return found
+
+
+def compute_ms(profile: str, model: str, batch: int, precision: str | None = None) -> tuple[float, str]:
+    """Milliseconds of forward plus backward of one step, and where the figure comes from.
+
+    Without a precision the profile's usual one is taken: fp32 where it was published.
+    """
+    if batch < 1:
+        raise UserError(f"batch: {batch} must be at least 1")
+    device = get(profile)
+    network = models.get(model)
+    wanted = precision or device.default_precision
+    used = _published_precision(device, wanted)
+    rates = device.rates[used]
+    step, how = _at_batch(rates, batch)
+    source = f"{device.name} {used} {REFERENCE_MODEL}, {how}"
+    if used != wanted:
+        source += f"; {wanted} was not published, {used} stands in"
+    if network.name != REFERENCE_MODEL:
+        factor, by = scale(network.name)
+        step *= factor
+        source += f"; scaled by {by} to {model} (x{factor:.2f})"
+    return step, source
+
+
+@cache
+def scale(model: str) -> tuple[float, str]:
+    """A network's step time over the reference's, and what that rests on.
+
+    Multiply-accumulates alone make VGG-16 2.7 times too slow, its convolutions being large and regular, so a published
+    pair of rates on one GPU comes first.
+    """
+    text = resources.files("bench.catalogue").joinpath("published", "tf-benchmarks.csv").read_text()
+    alone: dict[tuple[str, str], dict[str, float]] = {}
+    for row in csv.DictReader(text.splitlines()):
+        if row["gpus"] == "1" and row["data"] == "synthetic":
+            rates = alone.setdefault((row["system"], row["batch"]), {})
+            rates[row["model"]] = float(row["images_per_second"])
+    for (system, batch), rates in alone.items():
+        if model in rates and REFERENCE_MODEL in rates:
+            return rates[REFERENCE_MODEL] / rates[model], f"the rates of both on {system} at batch {batch} (TensorFlow)"
+    return models.get(model).macs / models.get(REFERENCE_MODEL).macs, "multiply-accumulates"
+
+
+def _published_precision(device: Profile, wanted: str) -> str:
+    if wanted in device.rates:
+        return wanted
+    # The same arithmetic under two names: automatic mixed precision computes in half precision, and on Ampere and
+    # later single-precision convolutions run as TF32 unless told otherwise.
+    for stand_in in {"fp32": ("tf32",), "amp": ("fp16",), "fp16": ("amp",)}.get(wanted, ()):
+        if stand_in in device.rates:
+            return stand_in
+    raise UserError(f"precision: {wanted!r} was not published for {device.name}, use one of {', '.join(device.rates)}")
+
+
+def _at_batch(rates: tuple[Rate, ...], batch: int) -> tuple[float, str]:
+    """Step time at a batch: straight lines between published points, a fixed cost below, the best rate above."""
+    for rate in rates:
+        if rate.batch == batch:
+            return rate.step_ms, f"batch {batch} as published ({rate.source})"
+    below = [rate for rate in rates if rate.batch < batch]
+    above = [rate for rate in rates if rate.batch > batch]
+    if below and above:
+        low, high = below[-1], above[0]
+        share = (batch - low.batch) / (high.batch - low.batch)
+        names = low.source if low.source == high.source else f"{low.source} and {high.source}"
+        return (
+            low.step_ms + share * (high.step_ms - low.step_ms),
+            f"batch {batch} interpolated between {low.batch} and {high.batch} ({names})",
+        )
+    if below:
+        last = below[-1]
+        return last.step_ms * batch / last.batch, f"batch {batch} at the rate of batch {last.batch} ({last.source})"
+    first = above[0]
+    fixed = HALF_BATCH
+    if len(above) > 1:
+        second = above[1]
+        slope = (second.step_ms - first.step_ms) / (second.batch - first.batch)
+        fixed = max(0.0, first.step_ms / slope - first.batch)
+    step = first.step_ms * (batch + fixed) / (first.batch + fixed)
+    return step, f"batch {batch} extrapolated from {first.batch} ({first.source})"

@@ -1,0 +1,182 @@
+"""Image data as tar shards: make, shard, verify, push to the cluster, and measure how fast they feed GPUs."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from bench.worker.shards import DataError
+from cluster.core.errors import UserError
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    make = actions.add_parser("make", help="stand-in images with ImageNet's shape, labelled synthetic")
+    make.add_argument("--images", type=int, required=True, metavar="N")
+    make.add_argument("--out", type=Path, required=True, metavar="DIR")
+    make.add_argument("--seed", type=int, default=1)
+    make.add_argument("--shard-mb", type=float, default=1000, help="size of a shard (default 1000)")
+    shard = actions.add_parser("shard", help="an ImageNet folder tree into shards")
+    shard.add_argument("--imagenet", type=Path, required=True, metavar="DIR", help="holds train/<wnid>/ and val/")
+    shard.add_argument("--out", type=Path, required=True, metavar="DIR", help="gets train/ and val/")
+    shard.add_argument("--shard-mb", type=float, default=1000, help="size of a shard (default 1000)")
+    shard.add_argument("--seed", type=int, default=1, help="of the order images are put in")
+    shard.add_argument("--val-labels", type=Path, metavar="FILE", help="image and class per line, for a flat val/")
+    verify = actions.add_parser("verify", help="hold shards against their index and checksums")
+    verify.add_argument("folder", type=Path, metavar="DIR")
+    push = actions.add_parser("push", help="copy shards to the head, which serves them to the fabric")
+    push.add_argument("folder", type=Path, metavar="DIR")
+    push.add_argument("--env", default="local", help="environment to copy to (default local)")
+    push.add_argument("--name", help="folder on the head (default: the name of DIR)")
+    measure = actions.add_parser("bench", help="images/s and MB/s of every stage, and the cores and drives GPUs need")
+    measure.add_argument("locations", nargs="+", metavar="DIR|URL", help="shards on local disk, a share, or HTTP")
+    measure.add_argument("--env", help="measure on a node of this environment instead of here")
+    measure.add_argument("--node", help="which one (default: the last)")
+    measure.add_argument("--cores", type=int, help="cores to measure with (default: all here, 2 on a node)")
+    measure.add_argument("--seconds", type=float, default=3.0, help="time per stage (default 3)")
+    measure.add_argument("--run", metavar="RUN", help="a sweep to feed: its rate is the need, its explain gets this")
+    measure.add_argument("--rate", type=float, metavar="N", help="images/s to feed instead of a run's")
+    for sub in (make, shard, verify, push, measure):
+        sub.add_argument("--json", action="store_true", help="print the answer as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    try:
+        return ACTIONS[args.action](args)
+    except DataError as error:
+        raise UserError(str(error)) from None
+
+
+def progress(quiet: bool) -> Progress:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    return Progress(*columns, console=Console(stderr=True), disable=quiet or not sys.stderr.isatty())
+
+
+def positive(value: float, flag: str) -> None:
+    if not math.isfinite(value) or value <= 0:
+        raise UserError(f"{flag}: {value:g} must be above 0")
+
+
+def make(args: argparse.Namespace) -> int:
+    from bench.data import standin, writer
+
+    positive(args.images, "--images")
+    positive(args.shard_mb, "--shard-mb")
+    per_shard = max(1, round(args.shard_mb * 1e6 / standin.MEAN_BYTES))
+    facts = {
+        "kind": "synthetic stand-in with ImageNet's shape",
+        "source": f"bench data make --images {args.images} --seed {args.seed} --shard-mb {args.shard_mb:g}",
+        "classes": standin.CLASSES,
+    }
+    folder = writer.Folder(args.out, facts)
+    groups = [
+        (
+            f"synthetic-{first // per_shard:06d}.tar",
+            [
+                writer.Item(
+                    standin.key(number),
+                    standin.label(args.seed, number),
+                    partial(standin.image, args.seed, number),
+                    standin.key(number),
+                )
+                for number in range(first, min(first + per_shard, args.images))
+            ],
+        )
+        for first in range(0, args.images, per_shard)
+    ]
+    return build(args, [(folder, groups)], lambda data: None)
+
+
+def shard(args: argparse.Namespace) -> int:
+    from bench.data import imagenet, writer
+
+    positive(args.shard_mb, "--shard-mb")
+    names = imagenet.classes(args.imagenet)
+    work = []
+    for split in ("train", "val"):
+        if not (args.imagenet / split).is_dir():
+            continue
+        found = imagenet.items(args.imagenet, split, names, args.val_labels)
+        facts = {
+            "kind": "ImageNet",
+            "source": f"{len(found)} images of {split}, --shard-mb {args.shard_mb:g} --seed {args.seed}",
+            "classes": len(names),
+            "class_names": names,
+        }
+        groups = imagenet.group(args.imagenet, found, split, args.shard_mb * 1e6, args.seed)
+        work.append((split, facts, groups))
+    folders = [(writer.Folder(args.out / split, facts), groups) for split, facts, groups in work]
+    return build(args, folders, imagenet.check)
+
+
+def build(args: argparse.Namespace, work: list[tuple[Any, Any]], check: Any) -> int:
+    from bench.data import writer
+
+    total = sum(len(items) for _, groups in work for _, items in groups)
+    finished = []
+    with progress(args.json) as bar:
+        task = bar.add_task("images", total=total)
+        for folder, groups in work:
+            finished += [
+                (folder, one) for one in writer.build(folder, groups, check, lambda n: bar.update(task, advance=n))
+            ]
+    skipped = [entry for _, one in finished for entry in one.skipped]
+    answer: dict[str, Any] = {
+        "folders": [str(folder.path) for folder, _ in work],
+        "samples": sum(one.samples for _, one in finished),
+        "shards": len(finished),
+        "bytes": sum(one.bytes for _, one in finished),
+        "skipped": skipped,
+    }
+    if args.json:
+        print(json.dumps(answer, indent=1))
+        return 0
+    print(f"{answer['samples']} images, {answer['bytes'] / 1e6:.0f} MB in {answer['shards']} shards: {args.out}")
+    for entry in skipped[:20]:
+        print(f"  skipped {entry['name']}: {entry['why']}")
+    if skipped:
+        print(f"{len(skipped)} bad images were left out; all of them are in index.json")
+    return 0
+
+
+def verify(args: argparse.Namespace) -> int:
+    from bench.data import checks
+    from bench.worker import shards
+
+    index = shards.load_index(str(args.folder))
+    with progress(args.json) as bar:
+        task = bar.add_task("samples", total=index.samples)
+        problems = checks.verify(args.folder, lambda n: bar.update(task, advance=n))
+    if args.json:
+        print(json.dumps({"ok": not problems, "samples": index.samples, "problems": problems}, indent=1))
+    else:
+        for text in problems:
+            print(text)
+        print(f"{len(index.shards)} shards, {index.samples} samples: {len(problems) or 'no'} problems")
+    return 1 if problems else 0
+
+
+def push(args: argparse.Namespace) -> int:
+    from bench.data import copying
+
+    url = copying.push(args.folder, args.env, args.name or args.folder.resolve().name)
+    print(json.dumps({"data": f"shards:{url}"}) if args.json else f"in a plan:  data: shards:{url}")
+    return 0
+
+
+def bench(args: argparse.Namespace) -> int:
+    from bench.data import measure
+
+    positive(args.seconds, "--seconds")
+    return measure.command(args)
+
+
+ACTIONS = {"make": make, "shard": shard, "verify": verify, "push": push, "bench": bench}

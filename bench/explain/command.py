@@ -1,0 +1,279 @@
+"""Name the weakest link of a run or a trial, the next one after it, and the change that buys most."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench import words
+from bench.explain import diagnosis, roofline, verdict, weakest_link, whatif
+from bench.explain.diagnosis import LINK_FULL, Diagnosis
+from bench.results.points import Place
+from bench.results.runs import Run, find_trial, load
+from bench.results.trial import Trial
+from cluster.core.errors import InfraError, UserError
+
+COMMON_RATES = (1.0, 10.0, 25.0, 40.0, 100.0, 200.0, 400.0, 800.0)
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "target", metavar="RUN|TRIAL", nargs="?", default="latest", help="a run folder, latest, a trial id, or RUN/ID"
+    )
+    parser.add_argument(
+        "--capacity",
+        metavar="NAME=VALUE",
+        action="append",
+        default=[],
+        help="what a stage can do per node, e.g. storage=200MB/s or decode=180images/s",
+    )
+    parser.add_argument("--gpu", help="device for the roofline when the trial does not name one")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the roofline: a .png or .svg file")
+    parser.add_argument("--json", action="store_true", help="print everything as JSON")
+
+
+@dataclass(frozen=True)
+class Change:
+    what: str
+    images_per_second: float
+    gain: float
+    source: str
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.plot is not None and args.plot.suffix not in (".png", ".svg"):
+        raise UserError(f"--plot: {args.plot.name} is neither .png nor .svg; name the file accordingly")
+    given = dict(weakest_link.parse_capacity(text) for text in args.capacity)
+    found = find_trial(args.target)
+    report = explain_trial(*found, given, args.gpu) if found else explain_run(load(args.target), given, args.gpu)
+    if args.plot is not None:
+        draw(report.get("trial"), found[0] if found else load(args.target), args.gpu, args.plot)
+    print(json.dumps(report, indent=2) if args.json else as_text(report))
+    return 0
+
+
+def draw(trial: str | None, run: Run, gpu: str | None, path: Path) -> None:
+    place = next((place for place in run.table().places if place.trials[0].id == trial), None)
+    roof = roofline.roofline(place, gpu) if place is not None else None
+    if place is None or roof is None:
+        raise UserError(f"--plot: no roofline for this trial; name the device with --gpu ({', '.join(roofline.PEAKS)})")
+    try:
+        roofline.draw(roof, place, path)
+    except OSError as error:
+        raise InfraError(f"--plot: cannot write {path}: {error.strerror}") from error
+
+
+def explain_run(run: Run, given: dict[str, Any] | None = None, gpu: str | None = None) -> dict[str, Any]:
+    """The point the report's verdict is about."""
+    table = run.table()
+    judged = verdict.judge(run, table)
+    report: dict[str, Any] = {"run": run.name, "verdict": judged.sentence, "missing": verdict.missing(run, table)}
+    if judged.place is not None:
+        return report | explain_place(judged.place, {**run.capacities, **(given or {})}, gpu)
+    stray = next((trial for trial in table.failed if diagnosis.stray_interfaces(trial)), None)
+    if stray is not None:
+        return report | explain_failed(stray)
+    if not run.trials:
+        raise UserError(f"RUN: {run.name} holds no trial to explain; run `make bench` first")
+    return report | explain_failed(run.trials[0])
+
+
+def explain_trial(
+    run: Run, trial: Trial, given: dict[str, Any] | None = None, gpu: str | None = None
+) -> dict[str, Any]:
+    report: dict[str, Any] = {"run": run.name}
+    if trial.status == "failed":
+        return report | explain_failed(trial)
+    place = next((p for p in run.table().places if any(t.id == trial.id for t in p.trials)), None)
+    if place is None:
+        raise UserError(f"TRIAL: {trial.id} carries no step time, so there is nothing to explain")
+    return report | explain_place(place, {**run.capacities, **(given or {})}, gpu)
+
+
+def explain_failed(trial: Trial) -> dict[str, Any]:
+    stray = diagnosis.stray_interfaces(trial)
+    if stray:
+        found = diagnosis.wrong_interface(trial, stray)
+    else:
+        where = f" on {trial.error_node}" if trial.error_node else ""
+        found = Diagnosis(
+            "unknown", f"the trial failed{where}: {trial.error or 'no error was recorded'}", "repair and rerun"
+        )
+    evidence = []
+    if trial.traffic is not None:
+        for node, sent in trial.traffic.measured_bytes.items():
+            others = trial.traffic.other_bytes.get(node, {})
+            evidence.append({"node": node, "interfaces": {trial.traffic.interface: sent, **others}})
+    return {
+        "trial": trial.id,
+        "point": describe(trial),
+        "kind": trial.kind,
+        "limit": found.limit,
+        "reason": found.reason,
+        "change": found.change,
+        "bytes_per_step": evidence,
+    }
+
+
+def describe(trial: Trial) -> str:
+    point = trial.point
+    return (
+        f"{point.model}, {point.device}, {words.fabric(point.fabric)}, {words.count(point.nodes, 'node')} x "
+        f"{point.gpus_per_node}, batch {point.batch}, {point.engine}"
+    )
+
+
+def explain_place(place: Place, capacities: dict[str, Any], gpu: str | None = None) -> dict[str, Any]:
+    found = diagnosis.diagnose(place)
+    chain = weakest_link.stages(place, capacities)
+    observed = place.ips.median
+    cut = weakest_link.minimum_cut(chain, place.nodes)
+    after = weakest_link.minimum_cut(weakest_link.without(chain, cut.stages), place.nodes) if cut else None
+    report: dict[str, Any] = {
+        "trial": place.trials[0].id,
+        "point": describe(place.trials[0]),
+        "kind": place.family.kind,
+        "images_per_second": observed,
+        "efficiency": place.efficiency.median if place.efficiency else None,
+        "limit": found.limit,
+        "reason": found.reason,
+        "change": found.change,
+        "step_ms": place.breakdown.model_dump() if place.breakdown else None,
+        "path": [
+            {
+                "stage": stage.name,
+                "label": stage.label,
+                "images_per_second": stage.capacity,
+                "use": stage.use(observed),
+                "source": stage.source,
+                "detail": stage.detail,
+            }
+            for stage in chain
+        ],
+        "weakest": weakest(cut),
+        "next": weakest(after),
+        "note": overlap_note(place, chain, cut),
+        "changes": [change.__dict__ for change in changes(place, chain)],
+        "roofline": None,
+    }
+    roof = roofline.roofline(place, gpu)
+    if roof is not None:
+        report["roofline"] = {
+            "device": roof.device,
+            "peak": f"{roof.peak_tflops:g} TFLOP/s {roof.note}",
+            "memory_gbs": roof.memory_gbs,
+            "flop_per_byte": roof.intensity,
+            "ridge_flop_per_byte": roof.ridge,
+            "achieved_tflops": roof.achieved_tflops,
+            "roof_tflops": roof.roof_tflops,
+            "bound": roof.bound,
+            "share": roof.share,
+            "source": "peaks published by the vendor; memory traffic estimated from the model's layers",
+        }
+    return report
+
+
+def weakest(cut: weakest_link.Cut | None) -> dict[str, Any] | None:
+    if cut is None:
+        return None
+    return {
+        "stages": list(cut.stages),
+        "label": words.several([weakest_link.STAGES[name] for name in cut.stages]),
+        "images_per_second": cut.images_per_second,
+    }
+
+
+def overlap_note(place: Place, chain: list[weakest_link.Stage], cut: weakest_link.Cut | None) -> str | None:
+    """Why the flow stays below the cut: compute and communication take turns when they cannot overlap."""
+    if cut is None or place.ips.median >= 0.85 * cut.images_per_second or place.breakdown is None:
+        return None
+    shown = words.significant(place.breakdown.exposed_comm)
+    return (
+        f"No link is full: the weakest would allow {words.significant(cut.images_per_second)} images/s. Compute and "
+        f"communication take turns instead of overlapping ({shown} ms of communication shows in every step)."
+    )
+
+
+def changes(place: Place, chain: list[weakest_link.Stage]) -> list[Change]:
+    """What single changes would give, best first."""
+    out: list[Change] = []
+    now, step, parts = place.ips.median, place.step_ms.median, place.breakdown
+    # A saturated host distorts every part of the step: nothing predicted from it would hold.
+    if parts is None or diagnosis.diagnose(place).limit == "host-cpu":
+        return out
+
+    def add(what: str, images: float, source: str = "predicted") -> None:
+        if images > now * 1.005:
+            out.append(Change(what, images, images / now, source))
+
+    if parts.data_wait > 0:
+        add("images always ready (faster storage or decoding)", now * step / (step - parts.data_wait), "derived")
+    if parts.straggler_wait > 0:
+        who = words.several(place.stragglers) if place.stragglers else "the slow node"
+        add(f"{who} as fast as the others", now * step / (step - parts.straggler_wait), "derived")
+    curve = whatif.curve_for(place)
+    if curve is not None and place.ideal is not None:
+        rate = next((rate for rate in COMMON_RATES if rate >= 2 * place.rate_gbps), 2 * place.rate_gbps)
+        add(
+            f"{words.gbps(rate)} instead of {words.gbps(place.rate_gbps)}",
+            place.ideal * curve.efficiency(rate),
+        )
+        if place.family.compression == "none":
+            add("fp16 gradients (half the bytes)", place.ideal * curve.with_compression("fp16"))
+        link = place.link_gbps or place.rate_gbps
+        if place.bus_gbps and place.bus_gbps.median < LINK_FULL * link:
+            tuned = 0.9 * link / place.rate_gbps
+            add("an all-reduce that uses 90% of the link", place.ideal * curve.with_share(tuned))
+    faster = curve.faster_device(2) if curve is not None else step - parts.compute / 2
+    add("accelerators twice as fast", now * step / faster)
+    return sorted(out, key=lambda change: -change.gain)
+
+
+def as_text(report: dict[str, Any]) -> str:
+    lines = []
+    if "verdict" in report:
+        lines += [report["verdict"], ""]
+    emulated = " (emulated)" if report.get("kind") == "emulated" else ""
+    lines.append(f"Trial {report['trial']}: {report['point']}{emulated}")
+    limit = diagnosis.LIMITS[report["limit"]]
+    lines.append(f"Limit: {limit}: {report['reason']}.")
+    if report.get("path"):
+        lines += ["", f"{'stage':22}{'images/s':>12}{'use':>7}  {'source':12}what"]
+        cut = (report["weakest"] or {}).get("stages", [])
+        for stage in report["path"]:
+            capacity = words.significant(stage["images_per_second"]) if stage["images_per_second"] else "-"
+            use = words.percent(stage["use"]) if stage["use"] is not None else "-"
+            mark = "  <- weakest" if stage["stage"] in cut else ""
+            lines.append(f"{stage['label']:22}{capacity:>12}{use:>7}  {stage['source']:12}{stage['detail']}{mark}")
+        lines.append("")
+    for title, key in (("Weakest link (minimum cut)", "weakest"), ("Next after fixing it", "next")):
+        if report.get(key):
+            found = report[key]
+            lines.append(f"{title}: {found['label']}, at most {words.significant(found['images_per_second'])} images/s")
+    if report.get("note"):
+        lines.append(report["note"])
+    lines.append(f"What to do: {report['change']}.")
+    if report.get("changes"):
+        lines += ["", "What single changes would give, best first:"]
+        for change in report["changes"]:
+            rate = words.significant(change["images_per_second"])
+            lines.append(f"  x{change['gain']:<6.2f}{rate:>9} images/s  {change['what']} ({change['source']})")
+    if report.get("roofline"):
+        roof = report["roofline"]
+        lines += [
+            "",
+            f"Roofline on {roof['device']} ({roof['peak']}, {roof['memory_gbs']} GB/s): about "
+            f"{words.significant(roof['flop_per_byte'], 2)} FLOP per byte moved, ridge at "
+            f"{words.significant(roof['ridge_flop_per_byte'], 2)}: {roof['bound']}-bound;",
+            f"reaches {words.significant(roof['achieved_tflops'])} of {words.significant(roof['roof_tflops'])} TFLOP/s "
+            f"({words.percent(roof['share'])} of the roof). {roof['source'].capitalize()}.",
+        ]
+    for node in report.get("bytes_per_step", []):
+        sent = ", ".join(f"{name} {words.significant(value / 1e6)} MB" for name, value in node["interfaces"].items())
+        lines.append(f"  {node['node']} sent per step: {sent}")
+    for text in report.get("missing", []):
+        lines.append(f"Missing: {text}")
+    return "\n".join(lines)

@@ -1,0 +1,207 @@
+"""What limits one measured point: network, collective, data, a slow node, the host, or nothing but compute."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from bench import words
+from bench.catalogue import models
+from bench.results.points import Place
+from bench.results.trial import Point, Trial
+from cluster.core.errors import UserError
+
+# Below this share of a step lost, the accelerator itself is what a user would have to replace.
+LOSS_WORTH_NAMING = 0.20
+CPU_SATURATED = 90.0
+# Cores that decode this share of the time have no more to give: the rest is handing over.
+DECODE_BUSY = 0.75
+LINK_FULL = 0.75
+LINK_AS_CONFIGURED = 0.80
+BYTES_TOLERANCE = 0.15
+WIRE_SHARE = {"none": 1.0, "fp16": 0.5, "1bit": 1 / 32}
+
+LIMITS = {
+    "compute": "compute",
+    "network": "network",
+    "collective": "all-reduce",
+    "link": "link below its rate",
+    "storage": "storage",
+    "decode": "decode CPU",
+    "straggler": "slow node",
+    "host-cpu": "host CPU",
+    "wrong-nic": "wrong network interface",
+    "unknown": "not known",
+}
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    limit: str
+    reason: str
+    change: str
+    lost_ms: float = 0.0
+
+    @property
+    def label(self) -> str:
+        return LIMITS[self.limit]
+
+
+def gradient_bytes(model: str) -> float | None:
+    try:
+        return float(models.get(model).gradient_bytes)
+    except UserError:
+        return None
+
+
+def wire_bytes(point: Point) -> float | None:
+    """Bytes one node sends per step in a ring all-reduce, compression included."""
+    size = gradient_bytes(point.model)
+    if size is None:
+        return None
+    return 2 * (point.nodes - 1) / point.nodes * size * WIRE_SHARE.get(point.compression, 1.0)
+
+
+def comm_ms(place: Place) -> float | None:
+    """Time the wire was busy in a step, hidden or not."""
+    size = wire_bytes(place.trials[0].point)
+    if size is None or place.nodes == 1:
+        return None
+    speed = place.bus_gbps.median if place.bus_gbps else place.link_gbps
+    if not speed:
+        return None
+    exposed = place.breakdown.exposed_comm if place.breakdown else 0.0
+    # Bus bandwidth is defined on uncompressed gradients by some tools; what was seen exposed is a floor either way.
+    return max(size * 8 / speed / 1e6, exposed)
+
+
+def stray_interfaces(trial: Trial) -> dict[str, tuple[str, float]]:
+    """Node -> (interface, share of its bytes) for nodes that sent most of their traffic over another interface."""
+    found: dict[str, tuple[str, float]] = {}
+    traffic = trial.traffic
+    if traffic is None:
+        return found
+    for node, others in traffic.other_bytes.items():
+        sent = traffic.measured_bytes.get(node, 0.0)
+        if not others or sent >= (1 - BYTES_TOLERANCE) * traffic.expected_bytes:
+            continue
+        name, most = max(others.items(), key=lambda item: item[1])
+        if most > sent and most > 0:
+            found[node] = (name, most / (sum(others.values()) + sent))
+    return found
+
+
+def diagnose(place: Place) -> Diagnosis:
+    for trial in place.trials:
+        if stray := stray_interfaces(trial):
+            return wrong_interface(trial, stray)
+    parts = place.breakdown
+    if parts is None:
+        return Diagnosis("unknown", "the trial has no split of its step time", "record a breakdown with `bench sweep`")
+    step = place.step_ms.median
+    losses = {"comm": parts.exposed_comm, "data": parts.data_wait, "straggler": parts.straggler_wait}
+    worst = max(losses, key=lambda name: losses[name])
+    lost = losses[worst]
+    share = words.percent(lost / step)
+    cpu = place.host_cpu
+    # MPI ranks poll while they wait, so a busy CPU alone proves nothing: where the step did not change at twice the
+    # scale factor, that is with half the bytes to move, the host was not what held it up.
+    cleared = place.family.kind == "cpu" or place.converged is True
+    saturated = cpu is not None and cpu >= CPU_SATURATED and not cleared
+    if sum(losses.values()) < LOSS_WORTH_NAMING * step:
+        return Diagnosis(
+            "compute",
+            f"{words.percent(parts.compute / step)} of every step is compute",
+            "use a faster accelerator, or more of them: the network and the data keep up",
+            sum(losses.values()),
+        )
+    if worst == "straggler":
+        names = words.several(place.stragglers) if place.stragglers else "a node nobody named"
+        return Diagnosis(
+            "straggler",
+            f"the others wait for {names} during {share} of every step",
+            f"repair or leave out {names}",
+            lost,
+        )
+    if worst == "data":
+        busy = place.decode_busy
+        if busy is not None and busy >= DECODE_BUSY:
+            cores = place.trials[0].input.cores if place.trials[0].input else 0
+            return Diagnosis(
+                "decode",
+                f"the accelerators wait for images during {share} of every step while decoding keeps "
+                f"{words.count(cores, 'core')} per GPU {words.percent(busy)} busy",
+                "give decoding more cores (data_cores in the plan), or decode on the accelerator",
+                lost,
+            )
+        if saturated and busy is None:
+            return Diagnosis(
+                "decode",
+                f"the accelerators wait for images during {share} of every step while the host CPU is {cpu:.0f}% busy",
+                "give decoding more cores, or decode on the accelerator",
+                lost,
+            )
+        return Diagnosis(
+            "storage",
+            f"the accelerators wait for images during {share} of every step"
+            + (
+                f" while the cores that decode are only {words.percent(busy)} busy"
+                if busy is not None
+                else f" while the host CPU is only {cpu:.0f}% busy"
+                if cpu is not None
+                else ""
+            ),
+            "read from faster or more drives, or from sequential shards",
+            lost,
+        )
+    return diagnose_communication(place, lost, saturated)
+
+
+def diagnose_communication(place: Place, lost: float, saturated: bool) -> Diagnosis:
+    share = words.percent(lost / place.step_ms.median)
+    link = place.link_gbps or place.rate_gbps
+    used = place.bus_gbps.median / link if place.bus_gbps and link > 0 else None
+    if saturated and (used is None or used < LINK_FULL):
+        cpu = place.host_cpu or 0.0
+        emulated = place.family.kind == "emulated"
+        return Diagnosis(
+            "host-cpu",
+            f"the host CPU is {cpu:.0f}% busy"
+            + (f" and the all-reduce reaches only {words.percent(used)} of the link" if used is not None else ""),
+            "rerun at a larger scale factor s or with fewer nodes: these figures are too low"
+            if emulated
+            else "free cores for communication (fewer decode workers, bind processes, RDMA instead of TCP)",
+            lost,
+        )
+    if place.link_gbps is not None and place.link_gbps < LINK_AS_CONFIGURED * place.rate_gbps:
+        return Diagnosis(
+            "link",
+            f"the link delivers {words.gbps(place.link_gbps)} of {words.gbps(place.rate_gbps)}",
+            "check the cable, the negotiated speed and the MTU before anything else",
+            lost,
+        )
+    if used is not None and used < LINK_FULL:
+        return Diagnosis(
+            "collective",
+            f"communication shows during {share} of every step, but the all-reduce uses only {words.percent(used)} "
+            "of the link",
+            "tune the collective (`make tune`) before buying a faster network",
+            lost,
+        )
+    return Diagnosis(
+        "network",
+        f"communication shows during {share} of every step"
+        + (f" and the all-reduce fills {words.percent(min(used, 1.0))} of the link" if used is not None else ""),
+        "use a faster fabric, gradient compression, or a larger batch",
+        lost,
+    )
+
+
+def wrong_interface(trial: Trial, stray: dict[str, tuple[str, float]]) -> Diagnosis:
+    interface = max(stray.values(), key=lambda item: item[1])[0]
+    share = sum(part for _, part in stray.values()) / len(stray)
+    intended = trial.traffic.interface if trial.traffic else "the fabric"
+    return Diagnosis(
+        "wrong-nic",
+        f"{words.several(sorted(stray))} sent {words.percent(share)} of the bytes over {interface}, not {intended}",
+        f"make MPI and Horovod use {intended} (select it by the fabric's subnet) and run the sweep again",
+    )

@@ -1,0 +1,238 @@
+"""The path of an image from disk to weight update as a flow network, and its weakest link by minimum cut.
+
+Every capacity is in images per second of the whole cluster, so that a disk, a core and a link can be compared.
+"""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass
+from typing import Any
+
+import networkx
+
+from bench import words
+from bench.explain import diagnosis
+from bench.explain.diagnosis import LINK_FULL
+from bench.results.points import Place
+from cluster.core.errors import UserError
+
+IMAGE_BYTES = 110_000.0
+TENSOR_BYTES = 224 * 224 * 3 * 4.0
+# Component speeds in bytes/s where nobody measured: vendors' sequential rates and a PCIe 3.0 x16 slot in practice.
+PUBLISHED = {"ssd": 0.4e9, "hdd": 0.2e9, "pcie": 12e9}
+# Flow algorithms want whole numbers: a thousandth of an image per second is fine enough.
+GRAIN = 1000
+EXPLICIT_NODES = 64
+
+STAGES = {
+    "storage": "storage",
+    "share": "share's network link",
+    "decode": "decode CPU",
+    "pcie": "PCIe",
+    "accelerator": "accelerator",
+    "barrier": "slowest node",
+    "host": "host CPU",
+    "allreduce": "all-reduce",
+    "fabric": "fabric",
+}
+UNITS = {"images/s": 1.0, "b/s": 1.0, "mb/s": 1e6, "gb/s": 1e9, "gbit/s": 1e9 / 8, "mbit/s": 1e6 / 8}
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One link of the chain. `capacity` None: nothing is known, so it is taken as no limit."""
+
+    name: str
+    capacity: float | None
+    source: str
+    detail: str
+    per_node: bool = True
+    used: bool = True
+
+    @property
+    def label(self) -> str:
+        return STAGES[self.name]
+
+    def use(self, images_per_second: float) -> float | None:
+        return images_per_second / self.capacity if self.used and self.capacity else None
+
+
+def parse_capacity(text: str) -> tuple[str, dict[str, Any]]:
+    """NAME=VALUE UNIT, such as storage=200MB/s or decode=180images/s, as a user writes it on the command line."""
+    name, _, rest = text.partition("=")
+    digits = rest.rstrip("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ/ ")
+    unit = rest[len(digits) :].strip() or "images/s"
+    try:
+        value = float(digits)
+    except ValueError:
+        value = -1.0
+    if name not in STAGES or unit.lower() not in UNITS or value <= 0:
+        raise UserError(
+            f"--capacity: {text!r} is not NAME=VALUE; use for instance storage=200MB/s or decode=180images/s per node "
+            f"(names: {', '.join(STAGES)}; units: images/s, MB/s, GB/s, Mbit/s, Gbit/s)"
+        )
+    return name, {"value": value, "unit": unit, "per": "node", "source": "given"}
+
+
+def known_capacity(name: str, given: Any, place: Place, bytes_per_image: float) -> Stage | None:
+    """A capacity from capacities.json or the command line; None when there is none or it makes no sense."""
+    if not isinstance(given, dict) or not isinstance(given.get("value"), int | float):
+        return None
+    unit = str(given.get("unit", "images/s")).lower()
+    if unit not in UNITS or given["value"] <= 0:
+        return None
+    rate = float(given["value"]) * UNITS[unit]
+    images = rate if unit == "images/s" else rate / bytes_per_image
+    times = {"node": place.nodes, "gpu": place.gpus}.get(str(given.get("per", "node")), 1)
+    detail = f"{given['value']:g} {given.get('unit', 'images/s')} per {given.get('per', 'node')}"
+    return Stage(name, images * times, str(given.get("source", "measured")), detail, per_node=times > 1)
+
+
+def stages(place: Place, capacities: dict[str, Any]) -> list[Stage]:
+    found = diagnosis.diagnose(place)
+    return [*input_stages(place, capacities, found.limit), *step_stages(place, capacities, found.limit)]
+
+
+def input_stages(place: Place, capacities: dict[str, Any], limit: str) -> list[Stage]:
+    if place.family.data == "synthetic":
+        return [Stage("storage", None, "not used", "synthetic images are made on the device", used=False)]
+    observed = place.ips.median
+    shared = "://" in place.family.data
+    out = []
+    storage = known_capacity("storage", capacities.get("storage"), place, IMAGE_BYTES)
+    if storage is None and limit == "storage":
+        storage = Stage("storage", observed, "measured", "what it delivered while the accelerators waited", not shared)
+    if storage is None:
+        times = 1 if shared else place.nodes
+        rate = PUBLISHED["ssd"] * times / IMAGE_BYTES
+        storage = Stage("storage", rate, "published", f"{times} x SSD 0.4 GB/s, 110 KB per image", not shared)
+    out.append(storage)
+    if shared:
+        link = place.link_gbps or place.rate_gbps
+        out.append(
+            Stage(
+                "share",
+                link * 1e9 / 8 / IMAGE_BYTES,
+                "measured" if place.link_gbps else "configured",
+                f"{words.gbps(link)} out of the server, 110 KB per image",
+                per_node=False,
+            )
+        )
+    decode = known_capacity("decode", capacities.get("decode"), place, IMAGE_BYTES) or decode_seen(place)
+    if limit == "decode" and (decode is None or (decode.capacity or 0) > observed):
+        decode = Stage("decode", observed, "measured", "what it delivered while the accelerators waited")
+    out.append(decode or Stage("decode", None, "not known", "run `bench data bench`, or pass --capacity decode=..."))
+    if place.family.kind == "cuda":
+        pcie = known_capacity("pcie", capacities.get("pcie"), place, TENSOR_BYTES)
+        rate = PUBLISHED["pcie"] * place.gpus / TENSOR_BYTES
+        out.append(pcie or Stage("pcie", rate, "published", "12 GB/s per GPU (PCIe 3.0 x16), 602 KB per image"))
+    return out
+
+
+def decode_seen(place: Place) -> Stage | None:
+    """What the cores that decode did per second of decoding, in the trial itself."""
+    seen = [trial.input for trial in place.trials if trial.input and trial.input.decode_images_per_second > 0]
+    if not seen:
+        return None
+    rate = statistics.median(one.decode_images_per_second for one in seen)
+    cores = place.gpus * seen[0].cores
+    detail = f"{words.count(cores, 'core')} at {words.significant(rate / cores)} images/s each"
+    return Stage("decode", rate, "measured", detail)
+
+
+def step_stages(place: Place, capacities: dict[str, Any], limit: str) -> list[Stage]:
+    parts = place.breakdown
+    images = place.gpus * place.batch
+    out = []
+    if parts is not None and parts.compute > 0:
+        source = "published" if place.family.kind == "emulated" else "measured"
+        detail = f"{words.significant(parts.compute)} ms compute per step of {place.batch} images per GPU"
+        if place.family.kind == "emulated":
+            detail += ", emulated"
+        out.append(Stage("accelerator", 1000 * images / parts.compute, source, detail))
+        if parts.straggler_wait > 0.05 * parts.compute:
+            slow = parts.compute + parts.straggler_wait
+            who = words.several(place.stragglers) if place.stragglers else "a node"
+            detail = f"{who} needs {words.significant(slow)} ms and everybody waits"
+            out.append(Stage("barrier", 1000 * images / slow, "measured", detail, per_node=False))
+    if limit == "host-cpu" and place.host_cpu:
+        detail = f"{place.host_cpu:.0f}% busy at this rate"
+        out.append(Stage("host", place.ips.median * 100 / place.host_cpu, "measured", detail))
+    if place.nodes > 1:
+        out += fabric_stages(place, capacities)
+    return out
+
+
+def fabric_stages(place: Place, capacities: dict[str, Any]) -> list[Stage]:
+    wire = diagnosis.wire_bytes(place.trials[0].point)
+    if wire is None:
+        return [Stage("fabric", None, "not known", f"the gradient size of {place.family.model} is not known")]
+    images = place.gpus * place.batch
+    link = place.link_gbps or place.rate_gbps
+    source = "measured" if place.link_gbps else "configured"
+    given = capacities.get("fabric")
+    if isinstance(given, dict) and str(given.get("unit", "")).lower() in ("gbit/s", "mbit/s"):
+        link = float(given["value"]) * UNITS[str(given["unit"]).lower()] * 8 / 1e9
+        source = str(given.get("source", "given"))
+    full = images * link * 1e9 / 8 / wire
+    sent = f"{wire / 1e6:.0f} MB per node and step"
+    if place.bus_gbps is None or place.bus_gbps.median <= 0:
+        return [Stage("fabric", full, source, f"{words.gbps(link)}, {sent}")]
+    bus = place.bus_gbps.median
+    reached = images * bus * 1e9 / 8 / wire
+    if bus < LINK_FULL * link:
+        return [
+            Stage("allreduce", reached, "measured", f"{words.gbps(bus)} bus bandwidth on a {words.gbps(link)} link"),
+            Stage("fabric", full, source, f"{words.gbps(link)}, {sent}"),
+        ]
+    return [Stage("fabric", reached, "measured", f"{words.gbps(bus)} bus bandwidth, {sent}")]
+
+
+@dataclass(frozen=True)
+class Cut:
+    stages: tuple[str, ...]
+    images_per_second: float
+
+
+def minimum_cut(chain: list[Stage], nodes: int) -> Cut | None:
+    """The stages that together bound the flow; None when no capacity is known."""
+    known = [stage for stage in chain if stage.used and stage.capacity]
+    if not known:
+        return None
+    graph = build(known, min(nodes, EXPLICIT_NODES))
+    value, (near, _) = networkx.minimum_cut(graph, "start", "end")
+    crossed = {data["stage"] for u, v, data in graph.edges(data=True) if u in near and v not in near}
+    order = {stage.name: i for i, stage in enumerate(known)}
+    return Cut(tuple(sorted(crossed, key=lambda name: order[name])), value / GRAIN)
+
+
+def build(known: list[Stage], nodes: int) -> networkx.DiGraph[str]:
+    """Shared stages are one edge, the others one edge per node; a node only takes the path through itself."""
+    graph: networkx.DiGraph[str] = networkx.DiGraph()
+    ends = ["start"]
+    for number, stage in enumerate(known):
+        last = number == len(known) - 1
+        capacity = round((stage.capacity or 0) * GRAIN)
+        if stage.per_node:
+            sources = ends if len(ends) > 1 else ends * nodes
+            targets = [f"{stage.name}/{node}" for node in range(nodes)]
+            share, left = divmod(capacity, nodes)
+            for node, (u, v) in enumerate(zip(sources, targets, strict=True)):
+                graph.add_edge(u, v, capacity=share + (node < left), stage=stage.name)
+            ends = targets
+        else:
+            gate = f"{stage.name}/in"
+            for u in ends:
+                # Merging costs nothing: an edge without a capacity is unlimited.
+                graph.add_edge(u, gate, stage=stage.name)
+            graph.add_edge(gate, f"{stage.name}/out", capacity=capacity, stage=stage.name)
+            ends = [f"{stage.name}/out"]
+        if last:
+            for u in ends:
+                graph.add_edge(u, "end", stage=stage.name)
+    return graph
+
+
+def without(chain: list[Stage], names: tuple[str, ...]) -> list[Stage]:
+    return [stage for stage in chain if stage.name not in names]

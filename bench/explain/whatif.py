@@ -1,0 +1,140 @@
+"""What a measured cluster would do with another network or device: the predictor, held to what was measured."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from bench.predict.calibrate import transport_of
+from bench.predict.fit import Observation, fit_ceiling
+from bench.predict.step import DEFAULTS, Parameters, Setup, step_ms
+from bench.results.points import Place, Table
+from cluster.core.errors import UserError
+
+FASTEST_GBPS = 800.0
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Step time over link rate for one cluster size, model and batch, passing through every measured rate."""
+
+    setup: Setup
+    link_share: float
+    base_step_ms: float
+    other_ms: float
+    # (link rate, measured over predicted step time), by rate
+    corrections: tuple[tuple[float, float], ...]
+
+    @property
+    def transport(self) -> str:
+        return self.setup.transport.upper()
+
+    def step(self, rate_gbps: float, link_share: float | None = None, setup: Setup | None = None) -> float:
+        asked = replace(setup or self.setup, rate_gbps=rate_gbps)
+        predicted = step_ms(asked, parameters(asked.transport, link_share or self.link_share))
+        return predicted * self.correction(rate_gbps) + self.other_ms
+
+    def correction(self, rate_gbps: float) -> float:
+        """Between measured rates by straight lines in the logarithm; beyond them as at the nearest."""
+        known = self.corrections
+        if rate_gbps <= known[0][0]:
+            return known[0][1]
+        for (low, at_low), (high, at_high) in pairwise(known):
+            if rate_gbps <= high:
+                share = math.log(rate_gbps / low) / math.log(high / low)
+                return at_low + share * (at_high - at_low)
+        return known[-1][1]
+
+    def efficiency(self, rate_gbps: float) -> float:
+        return min(1.0, self.base_step_ms / self.step(rate_gbps))
+
+    def rate_for(self, target: float) -> float | None:
+        """The smallest rate that reaches the target; None when no rate does."""
+        low = high = None
+        first = self.corrections[0][0] / 16
+        steps = 60
+        for number in range(steps + 1):
+            rate = first * (FASTEST_GBPS / first) ** (number / steps)
+            if self.efficiency(rate) >= target:
+                high = rate
+                break
+            low = rate
+        if high is None or low is None:
+            return high
+        for _ in range(20):
+            middle = math.sqrt(low * high)
+            low, high = (low, middle) if self.efficiency(middle) >= target else (middle, high)
+        return high
+
+    def with_share(self, link_share: float) -> float:
+        """Efficiency when the collective uses this share of the link's rate, on the rate that was measured."""
+        rate = self.setup.rate_gbps or 1.0
+        return min(1.0, self.base_step_ms / self.step(rate, link_share))
+
+    def with_compression(self, kind: str) -> float:
+        rate = self.setup.rate_gbps or 1.0
+        return min(1.0, self.base_step_ms / self.step(rate, setup=replace(self.setup, compression=kind)))
+
+    def faster_device(self, factor: float) -> float:
+        """Step time with accelerators this many times as fast."""
+        rate = self.setup.rate_gbps or 1.0
+        return self.step(rate, setup=replace(self.setup, single_step_ms=self.setup.single_step_ms / factor))
+
+
+def parameters(transport: str, link_share: float) -> Parameters:
+    ceiling = dict(DEFAULTS.ceiling_gbps)[transport]
+    return replace(DEFAULTS, goodput=((transport, link_share),), ceiling_gbps=((transport, ceiling),), fitted=True)
+
+
+def setup_of(place: Place, compute_ms: float) -> Setup:
+    family = place.family
+    return Setup(
+        model=family.model,
+        batch=place.batch,
+        single_step_ms=compute_ms,
+        gpus=place.gpus,
+        gpus_per_node=family.gpus_per_node,
+        rate_gbps=place.rate_gbps,
+        transport=transport_of(place.fabric),
+        engine=family.engine.split("-")[0],
+        compression=family.compression,
+        link="native",
+    )
+
+
+def curve_for(place: Place, table: Table | None = None) -> Curve | None:
+    """None where the predictor cannot help: one node, no split of the step, a model or engine it does not know."""
+    parts, efficiency = place.breakdown, place.efficiency
+    if parts is None or efficiency is None or place.nodes < 2 or parts.compute <= 0:
+        return None
+    other = parts.data_wait + parts.straggler_wait
+    try:
+        setup = setup_of(place, parts.compute)
+    except UserError:
+        return None
+    fitted = fit_ceiling([Observation(setup, place.step_ms.median - other)])
+    share = dict(fitted.ceiling_gbps)[setup.transport] / place.rate_gbps
+    anchors = [place]
+    if table is not None:
+        anchors = [
+            found
+            for found in table.of(place.family)
+            if found.nodes == place.nodes and found.batch == place.batch and found.breakdown is not None
+        ]
+    return Curve(
+        setup=setup,
+        link_share=share,
+        base_step_ms=place.step_ms.median * efficiency.median,
+        other_ms=other,
+        corrections=corrections(anchors, setup, share, other),
+    )
+
+
+def corrections(anchors: Sequence[Place], setup: Setup, share: float, other: float) -> tuple[tuple[float, float], ...]:
+    found: dict[float, float] = {}
+    for anchor in sorted(anchors, key=lambda anchor: anchor.rate_gbps):
+        predicted = step_ms(replace(setup, rate_gbps=anchor.rate_gbps), parameters(setup.transport, share))
+        found[anchor.rate_gbps] = max(anchor.step_ms.median - other, 0.1 * predicted) / predicted
+    return tuple(found.items())

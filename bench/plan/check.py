@@ -1,0 +1,52 @@
+"""Does a plan fit a cluster? What a schema alone cannot know."""
+
+from __future__ import annotations
+
+from bench.catalogue import gpu_rates, models
+from bench.plan.schema import Plan
+from cluster.core.contract import Contract
+from cluster.core.errors import UserError
+
+
+def check(plan: Plan, cluster: Contract | None, available: int, gpus: int) -> None:
+    """What a schema cannot know: does it fit this cluster, do the names exist."""
+    if cluster:
+        known = [*cluster.fabrics, *plan.links]
+        for fabric in plan.fabrics:
+            if fabric not in known:
+                raise UserError(f"plan.fabrics: unknown fabric {fabric!r}; choose from {', '.join(known)}")
+        shaped = cluster.fabrics[cluster.active_fabric].shaped
+        for name in ("slowdown", "links"):
+            if getattr(plan, name) and not shaped:
+                raise UserError(f"plan.{name}: this cluster's fabrics are native and keep their own rate; leave it out")
+        if plan.container and shaped:
+            raise UserError(
+                "plan.container: from inside a container nobody can set the rate of a shaped fabric; leave it out, "
+                "or set shaped: false on the fabrics of cluster.yml and use device cpu or cuda"
+            )
+    if max(plan.nodes) > available:
+        raise UserError(
+            f"plan.nodes: {max(plan.nodes)} nodes asked, the cluster has {available}; "
+            f"run `make scale NODES={max(plan.nodes)}` or list fewer"
+        )
+    if "1bit" in plan.compressions and "ps" in plan.engines:
+        raise UserError("plan.compressions: 1bit does not go with engine ps; leave one of them out")
+    if plan.launcher == "torchrun" and set(plan.engines) != {"ddp"}:
+        raise UserError("plan.launcher: torchrun starts engine ddp only; set engines: [ddp]")
+    for model in plan.models:
+        models.get(model)
+    if plan.data_loader == "dali" and plan.device != "cuda":
+        raise UserError(f"plan.data_loader: dali needs device cuda, not {plan.device}; leave it out")
+    kind, _, profile = plan.device.partition(":")
+    if plan.slowdown and (kind != "emulated" or plan.data != ["synthetic"]):
+        raise UserError("plan.slowdown: only emulated devices with synthetic data can be slowed; leave it out")
+    if kind == "emulated":
+        gpu_rates.get(profile)
+    elif plan.device == "cuda":
+        if gpus < plan.gpus_per_node:
+            raise UserError(
+                f"plan.device: cuda needs {plan.gpus_per_node} GPUs per node and the cluster has {gpus}; "
+                "use emulated:<profile> or cpu"
+            )
+    elif plan.device != "cpu":
+        raise UserError(f"plan.device: unknown device {plan.device!r}; choose cuda, cpu or emulated:<profile>")

@@ -1,0 +1,136 @@
+"""What a plan file may say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from cluster.core.config import one_line
+from cluster.core.errors import UserError
+
+PLANS = Path(__file__).parent / "shipped"
+
+
+def _unique(values: list[Any]) -> list[Any]:
+    if len(set(map(str, values))) != len(values):
+        raise ValueError("lists something twice; name each once")
+    return values
+
+
+def _data(value: str) -> str:
+    kind, _, location = value.partition(":")
+    if value != "synthetic" and (kind != "shards" or not location.startswith(("/", "http://", "https://"))):
+        raise ValueError("write synthetic, shards:/folder/on/every/node or shards:http://head:8880/name")
+    return value
+
+
+def _listed(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+Listed = AfterValidator(_unique)
+Positive = Annotated[int, Field(ge=1)]
+
+
+Engine = Literal["horovod", "horovod-mpi", "horovod-gloo", "ddp", "ps"]
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class Link(Section):
+    """A network the cluster is shaped to for this plan, besides the fabrics of cluster.yml."""
+
+    rate_gbps: Annotated[float, Field(gt=0, le=800, strict=False)]
+    burst_ms: Annotated[float, Field(gt=0, le=500, strict=False)] | None = None
+
+
+class Published(Section):
+    """A published measurement to print beside ours."""
+
+    fabric: str
+    nodes: Positive
+    batch: Positive
+    step_ms: Annotated[float, Field(gt=0, strict=False)]
+    source: str
+
+
+class Plan(Section):
+    """A sweep: every combination of the lists is a point."""
+
+    title: str = Field(default="", description="of the result table")
+    nodes: Annotated[list[Positive], Field(min_length=1), Listed] = Field(description="how many, such as [1, 2, 4]")
+    gpus_per_node: Annotated[int, Field(ge=1, le=16)] = Field(default=1, description="processes on each node")
+    batches: Annotated[list[Annotated[int, Field(ge=1, le=4096)]], Field(min_length=1), Listed] = Field(
+        description="images per GPU and step"
+    )
+    fabrics: Annotated[list[str], Field(min_length=1), Listed] = Field(description="of cluster.yml or of links")
+    links: dict[str, Link] = Field(
+        default={}, description="networks of the plan's own, on a shaped fabric: name -> rate_gbps, burst_ms"
+    )
+    models: Annotated[list[str], Field(min_length=1), Listed] = Field(
+        default=["resnet50"], description="resnet50, resnet101, resnet152, vgg16, alexnet, inceptionv3"
+    )
+    engines: Annotated[list[Engine], Field(min_length=1), Listed] = Field(
+        default=["horovod"],
+        description="horovod (over MPI or Gloo, as the fabric is tuned), horovod-mpi, horovod-gloo, ddp, ps",
+    )
+    compressions: Annotated[list[Literal["none", "fp16", "1bit"]], Field(min_length=1), Listed] = Field(
+        default=["none"], description="of gradients: none, fp16, 1bit (with error feedback)"
+    )
+    launcher: Literal["usual", "torchrun"] = Field(default="usual", description="torchrun: for engine ddp")
+    container: str | None = Field(
+        default=None, description="training image that the worker runs in, on native fabrics; nodes need podman"
+    )
+    device: str = Field(
+        default="emulated:p100", description="cuda, cpu, or emulated: with k80, 1080ti, p100, v100, a100 or h100"
+    )
+    compute_ms: Annotated[float, Field(gt=0, strict=False)] | None = Field(
+        default=None, description="time of one step's compute, where it was measured, instead of the profile's"
+    )
+    slowdown: Annotated[float, Field(ge=1, le=100, strict=False)] | None = Field(
+        default=None, description="how much slower than real time emulated devices run (default: from nodes and rate)"
+    )
+    precision: str | None = Field(default=None, description="of the emulated device's published rate, such as amp")
+    data: Annotated[
+        list[Annotated[str, AfterValidator(_data)]], Field(min_length=1), Listed, BeforeValidator(_listed)
+    ] = Field(default=["synthetic"], description="synthetic, shards:/folder or shards:http://..., docs/data.md")
+    data_cores: Annotated[int, Field(ge=1, le=256)] = Field(default=2, description="cores per GPU that decode images")
+    data_policy: Literal["drop", "pad"] = Field(default="drop", description="of samples that fill no last batch")
+    data_strict: bool = Field(default=False, description="stop at the first damaged sample instead of skipping it")
+    data_loader: Literal["cores", "dali"] = Field(default="cores", description="dali decodes on the GPU: cuda only")
+    scaling: Literal["weak", "strong"] = Field(
+        default="weak", description="strong: batches are those of all GPUs together"
+    )
+    repeats: Annotated[int, Field(ge=1, le=100)] = Field(default=1, description="of every point")
+    seconds: Annotated[float, Field(gt=0, strict=False)] = Field(default=20, description="time cap of one point")
+    compare: list[Published] = Field(default=[], description="published figures that are printed beside ours")
+
+
+def names() -> list[str]:
+    return sorted(path.stem for path in PLANS.glob("*.yml"))
+
+
+def load(text: str) -> Plan:
+    """A plan by its name in bench/plans or by the path of a file."""
+    path = PLANS / f"{text}.yml"
+    if not path.exists():
+        path = Path(text)
+        if not path.is_file():
+            raise UserError(
+                f"--plan {text}: no such plan or file; choose one of {', '.join(names())} or write your own"
+            )
+    try:
+        content = yaml.safe_load(path.read_text())
+    except yaml.YAMLError as error:
+        raise UserError(f"{path.name}: not YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(content, dict):
+        raise UserError(f"{path.name}: expected a mapping such as nodes: [1, 2]")
+    try:
+        return Plan.model_validate(content)
+    except ValidationError as error:
+        raise UserError(f"{path.name}: {one_line(error, 'plan')}") from None

@@ -1,0 +1,122 @@
+"""From a plan to points: which are measured, in which order, and about how long each takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import product
+from types import MappingProxyType
+
+from bench.catalogue import gpu_rates, models
+from bench.plan import scale_model
+from bench.plan.schema import Plan
+from bench.results.trial import Point, TransportName
+from cluster import tuning
+from cluster.core.contract import Contract
+from cluster.tuning import Tuning
+
+Tuned = Mapping[str, Tuning]
+START_SECONDS, START_SECONDS_PER_NODE = 4.0, 0.8
+STEPS = 16
+
+
+@dataclass(frozen=True)
+class PointGroup:
+    """One start of the worker on some nodes; it serves all these points, so start-up is paid once."""
+
+    fabric: str
+    nodes: int
+    engine: str
+    points: tuple[Point, ...]
+
+
+def rate_of(plan: Plan, cluster: Contract | None, fabric: str) -> float:
+    if fabric in plan.links:
+        return plan.links[fabric].rate_gbps
+    return cluster.fabrics[fabric].rate_gbps if cluster else {"1g": 1.0, "10g": 10.0, "ib": 100.0}.get(fabric, 10.0)
+
+
+def transport_of(cluster: Contract | None, fabric: str) -> TransportName:
+    """A plan's own link is shaped on the active fabric and has its transport."""
+    if not cluster:
+        return "tcp"
+    return cluster.fabrics.get(fabric, cluster.fabrics[cluster.active_fabric]).transport
+
+
+def one_job(cluster: Contract | None) -> bool:
+    """GPULab's mode 1xN: what a plan calls nodes are then the GPUs of the one job."""
+    return cluster is not None and cluster.provider == "gpulab" and len(cluster.nodes) == 1
+
+
+def engine_of(plan: Plan, cluster: Contract | None, engine: str, fabric: str, tuned: Tuned) -> str:
+    """What `horovod` means on this fabric. On GPUs NCCL carries the bytes and mpirun only starts the processes."""
+    if engine != "horovod":
+        return engine
+    return "horovod-mpi" if plan.device == "cuda" else tuning_of(cluster, fabric, tuned).engine
+
+
+def tuning_of(cluster: Contract | None, fabric: str, tuned: Tuned) -> Tuning:
+    """A link that is a plan's own is tuned as the fabric the cluster is set to."""
+    if not cluster:
+        return Tuning()
+    name = fabric if fabric in cluster.fabrics else cluster.active_fabric
+    return tuning.choose(tuned, name, cluster.fabrics[name])
+
+
+def points(plan: Plan, cluster: Contract | None, tuned: Tuned = MappingProxyType({})) -> Iterator[PointGroup]:
+    """Launches in the order that shows most soonest: fabric by fabric, few nodes first."""
+    for asked, fabric, count in product(plan.engines, plan.fabrics, plan.nodes):
+        engine = engine_of(plan, cluster, asked, fabric, tuned)
+        nodes, gpus = (1, count * plan.gpus_per_node) if one_job(cluster) else (count, plan.gpus_per_node)
+        inner = product(plan.data, plan.models, plan.compressions, plan.batches, range(plan.repeats))
+        points = tuple(
+            Point(
+                fabric=fabric,
+                rate_gbps=rate_of(plan, cluster, fabric),
+                nodes=nodes,
+                gpus_per_node=gpus,
+                batch=batch if plan.scaling == "weak" else max(1, round(batch / (nodes * gpus))),
+                model=model,
+                engine=engine,
+                compression=compression,
+                device=plan.device,
+                data=data,
+                repeat=repeat,
+                transport=transport_of(cluster, fabric),
+            )
+            for data, model, compression, batch, repeat in inner
+        )
+        yield PointGroup(fabric, nodes, engine, points)
+
+
+def compute_ms(plan: Plan, point: Point) -> tuple[float, str]:
+    """Compute time of one step on the plan's emulated device, and where the figure comes from."""
+    if plan.compute_ms is not None:
+        return plan.compute_ms, "measured, given in the plan"
+    return gpu_rates.compute_ms(point.device.partition(":")[2], point.model, point.batch, plan.precision)
+
+
+def slowdown(plan: Plan, point: Point) -> float:
+    """t of the scale model. Images are decoded in real time: with them nothing is slowed."""
+    if not point.device.startswith("emulated:") or plan.data != ["synthetic"]:
+        return 1.0
+    return plan.slowdown or scale_model.slowdown(point.nodes, point.rate_gbps, point.engine)
+
+
+def estimate_seconds(plan: Plan, point: Point) -> float:
+    """Rough time one point takes: a step is compute plus what of the ring does not hide behind backward."""
+    if not point.device.startswith("emulated:"):
+        return plan.seconds
+    compute = compute_ms(plan, point)[0] / 1000
+    ring = 2 * (point.gpus - 1) / point.gpus * models.get(point.model).gradient_bytes * 8 / (point.rate_gbps * 1e9)
+    step = max(compute, compute / 3 + ring * 1.2)
+    return min(STEPS * step * slowdown(plan, point), plan.seconds * 1.5)
+
+
+def estimate(plan: Plan, launches: Iterable[PointGroup]) -> dict[str, float]:
+    """Rough seconds per point. Its share of the launch is in them: every rank loads torch, here on the same cores."""
+    return {
+        point.id: estimate_seconds(plan, point) + (START_SECONDS + START_SECONDS_PER_NODE * one.nodes) / len(one.points)
+        for one in launches
+        for point in one.points
+    }

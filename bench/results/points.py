@@ -1,0 +1,273 @@
+"""From trials to points on a curve: repeats merged, families that may share a plot, scaling efficiency."""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from bench.results.trial import Breakdown, Interval, Trial
+
+MODEL_NAMES = {
+    "resnet50": "ResNet-50",
+    "resnet101": "ResNet-101",
+    "resnet152": "ResNet-152",
+    "inceptionv3": "Inception V3",
+    "vgg16": "VGG-16",
+    "alexnet": "AlexNet",
+}
+ENGINE_NAMES = {
+    "horovod-mpi": "Horovod (MPI)",
+    "horovod-gloo": "Horovod (Gloo)",
+    "ddp": "PyTorch DDP",
+    "ps": "parameter server",
+}
+
+
+@dataclass(frozen=True, order=True)
+class Family:
+    """What must be equal for points to share a curve's panel: kinds never mix."""
+
+    model: str
+    device: str
+    gpus_per_node: int
+    engine: str
+    compression: str
+    data: str
+    kind: str
+    # The GPU's name where the run says it; trials themselves only say cuda.
+    gpu: str = ""
+
+    @property
+    def hardware(self) -> tuple[str, str, int, str]:
+        return (self.model, self.device, self.gpus_per_node, self.kind)
+
+    @property
+    def device_name(self) -> str:
+        if self.kind == "emulated":
+            return self.device.removeprefix("emulated:").split("-")[0].upper()
+        return {"cuda": self.gpu or "GPU", "cpu": "CPU"}.get(self.device, self.device)
+
+    @property
+    def model_name(self) -> str:
+        return MODEL_NAMES.get(self.model, self.model)
+
+    @property
+    def variant(self) -> str:
+        parts = [ENGINE_NAMES.get(self.engine, self.engine)]
+        if self.compression != "none":
+            parts.append(self.compression)
+        if self.data != "synthetic":
+            parts.append("real data")
+        return ", ".join(parts)
+
+    @property
+    def label(self) -> str:
+        per_node = f", {self.gpus_per_node} GPUs per node" if self.gpus_per_node > 1 else ""
+        emulated = "emulated " if self.kind == "emulated" else ""
+        data = f", {self.data}" if self.data != "synthetic" else ""
+        engine = ENGINE_NAMES.get(self.engine, self.engine)
+        compression = f", {self.compression}" if self.compression != "none" else ""
+        return f"{self.model_name}, {emulated}{self.device_name}{per_node}, {engine}{compression}{data}"
+
+
+@dataclass
+class Place:
+    """One point: all repeats of one set of conditions, merged."""
+
+    family: Family
+    fabric: str
+    rate_gbps: float
+    nodes: int
+    batch: int
+    trials: list[Trial]
+    ips: Interval
+    step_ms: Interval
+    breakdown: Breakdown | None
+    bus_gbps: Interval | None
+    link_gbps: float | None
+    efficiency: Interval | None = None
+    efficiency_gpu: float | None = None
+    base: str = "one node"
+    # What stays the same along a curve: images per GPU, or in all where the plan scales strongly.
+    group: int = 0
+    ideal: float | None = None
+
+    @property
+    def gpus(self) -> int:
+        return self.nodes * self.family.gpus_per_node
+
+    @property
+    def host_cpu(self) -> float | None:
+        return middle([trial.host_cpu_percent for trial in self.trials])
+
+    @property
+    def decode_busy(self) -> float | None:
+        return middle([trial.input.decode_busy if trial.input else None for trial in self.trials])
+
+    @property
+    def stragglers(self) -> list[str]:
+        return sorted({name for trial in self.trials for name in trial.stragglers})
+
+    @property
+    def converged(self) -> bool | None:
+        checks = [trial.emulation.converged for trial in self.trials if trial.emulation]
+        if False in checks:
+            return False
+        return True if True in checks else None
+
+    @property
+    def scale(self) -> float | None:
+        return middle([trial.emulation.scale if trial.emulation else None for trial in self.trials])
+
+    @property
+    def slowdown(self) -> float | None:
+        return middle([trial.emulation.slowdown if trial.emulation else None for trial in self.trials])
+
+
+@dataclass
+class Table:
+    """Everything a report draws."""
+
+    places: list[Place]
+    failed: list[Trial]
+    notes: list[str] = field(default_factory=list)
+    strong: bool = False
+
+    @property
+    def families(self) -> list[Family]:
+        """Most points first: the first is the headline."""
+        counts: dict[Family, int] = defaultdict(int)
+        for place in self.places:
+            counts[place.family] += 1
+        return sorted(counts, key=lambda family: (-counts[family], not family.engine.startswith("horovod"), family))
+
+    def of(self, family: Family) -> list[Place]:
+        return [place for place in self.places if place.family == family]
+
+
+def middle(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.median(known) if known else None
+
+
+def merge(intervals: Iterable[Interval | None]) -> Interval | None:
+    """Median of the repeats; the interval covers every repeat's own, so it never claims more than any of them."""
+    known = [interval for interval in intervals if interval is not None]
+    if not known:
+        return None
+    return Interval(
+        median=statistics.median(interval.median for interval in known),
+        low=min(interval.low for interval in known),
+        high=max(interval.high for interval in known),
+    )
+
+
+def merge_breakdowns(trials: list[Trial]) -> Breakdown | None:
+    known = [trial.breakdown_ms for trial in trials if trial.breakdown_ms is not None]
+    if not known:
+        return None
+    return Breakdown(
+        compute=statistics.median(part.compute for part in known),
+        exposed_comm=statistics.median(part.exposed_comm for part in known),
+        data_wait=statistics.median(part.data_wait for part in known),
+        straggler_wait=statistics.median(part.straggler_wait for part in known),
+    )
+
+
+def family_of(trial: Trial, gpu: str = "") -> Family:
+    point = trial.point
+    return Family(
+        model=point.model,
+        device=point.device,
+        gpus_per_node=point.gpus_per_node,
+        engine=point.engine,
+        compression=point.compression,
+        data=point.data,
+        kind=trial.kind,
+        gpu=gpu if trial.kind == "cuda" else "",
+    )
+
+
+def tabulate(trials: list[Trial], strong: bool = False, gpu: str = "") -> Table:
+    groups: dict[tuple[Family, str, float, int, int], list[Trial]] = defaultdict(list)
+    unmeasured = 0
+    for trial in trials:
+        if trial.status != "ok":
+            continue
+        if trial.step_ms is None or trial.images_per_second is None or trial.step_ms.median <= 0:
+            unmeasured += 1
+            continue
+        point = trial.point
+        groups[(family_of(trial, gpu), point.fabric, point.rate_gbps, point.nodes, point.batch)].append(trial)
+    places = []
+    for (family, fabric, rate, nodes, batch), members in groups.items():
+        ips, step = merge(t.images_per_second for t in members), merge(t.step_ms for t in members)
+        if ips is None or step is None:
+            continue
+        places.append(
+            Place(
+                family=family,
+                fabric=fabric,
+                rate_gbps=rate,
+                nodes=nodes,
+                batch=batch,
+                trials=members,
+                ips=ips,
+                step_ms=step,
+                breakdown=merge_breakdowns(members),
+                bus_gbps=merge(t.bus_bandwidth_gbps for t in members),
+                link_gbps=middle(t.link_gbps for t in members),
+                group=batch * nodes * family.gpus_per_node if strong else batch,
+            )
+        )
+    places.sort(key=lambda place: (place.family, place.rate_gbps, place.fabric, place.group, place.nodes))
+    table = Table(places=places, failed=[trial for trial in trials if trial.status == "failed"], strong=strong)
+    if unmeasured:
+        table.notes.append(f"{unmeasured} trials say ok but carry no step time; they are left out")
+    add_efficiency(table)
+    return table
+
+
+def add_efficiency(table: Table) -> None:
+    """Efficiency against one node of the same family and batch; one node uses no fabric, so any fabric's will do."""
+    ones: dict[tuple[Family, int], list[Place]] = defaultdict(list)
+    one_gpu: dict[tuple[str, ...], Place] = {}
+    for place in table.places:
+        if place.nodes == 1:
+            ones[(place.family, place.group)].append(place)
+            if place.gpus == 1:
+                one_gpu[gpu_key(place)] = place
+    estimated: set[str] = set()
+    for place in table.places:
+        candidates = ones.get((place.family, place.group), [])
+        own = [one for one in candidates if one.fabric == place.fabric and one.rate_gbps == place.rate_gbps]
+        base = merge(one.ips for one in own or candidates)
+        if base is None and place.breakdown is not None and place.breakdown.compute > 0:
+            rate = place.family.gpus_per_node * place.batch / place.breakdown.compute * 1000
+            base = Interval(median=rate, low=rate, high=rate)
+            place.base = "the compute time alone (no one-node point)"
+            estimated.add(f"{place.family.label}, batch {place.batch}")
+        if base is None or min(base.low, base.median) <= 0:
+            place.base = "nothing: no one-node point"
+            continue
+        place.ideal = place.nodes * base.median
+        place.efficiency = Interval(
+            median=place.ips.median / place.ideal,
+            low=place.ips.low / (place.nodes * base.high),
+            high=place.ips.high / (place.nodes * base.low),
+        )
+        if place.nodes == 1 and own:
+            # A point compared with itself is 1 by definition; its own spread would only repeat the throughput's.
+            place.efficiency = Interval(median=1.0, low=1.0, high=1.0)
+        single = one_gpu.get(gpu_key(place))
+        if single is not None:
+            place.efficiency_gpu = place.ips.median / (place.gpus * single.ips.median)
+    for text in sorted(estimated)[:5]:
+        table.notes.append(f"no one-node point for {text}: its efficiency is measured against compute time alone")
+
+
+def gpu_key(place: Place) -> tuple[str, ...]:
+    family = place.family
+    return (family.model, family.device, family.engine, family.compression, family.data, family.kind, str(place.batch))

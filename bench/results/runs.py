@@ -1,0 +1,130 @@
+"""Reading a run: its folder or file, what could be read, and what could not."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from bench.results import store
+from bench.results.points import Table, tabulate
+from bench.results.store import TRIALS, read_trials
+from bench.results.trial import Trial
+from cluster.core.errors import UserError
+
+TRIAL_ID = re.compile(r"[0-9a-f]{6,12}")
+
+
+@dataclass
+class Run:
+    name: str
+    folder: Path
+    trials: list[Trial] = field(default_factory=list)
+    plan: dict[str, Any] = field(default_factory=dict)
+    provenance: dict[str, Any] = field(default_factory=dict)
+    capacities: dict[str, Any] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+
+    @property
+    def ok(self) -> list[Trial]:
+        return [trial for trial in self.trials if trial.status == "ok"]
+
+    def table(self) -> Table:
+        return tabulate(self.trials, strong=self.plan.get("scaling") == "strong", gpu=self.gpu)
+
+    @property
+    def gpu(self) -> str:
+        """The one GPU model that the run's nodes have, if they are all alike and say so."""
+        nodes = self.provenance.get("nodes")
+        described = [node for node in nodes.values() if isinstance(node, dict)] if isinstance(nodes, dict) else []
+        found = {str(node.get("gpu_model") or "none") for node in described} - {"none"}
+        return found.pop()[:40].upper() if len(found) == 1 else ""
+
+    @property
+    def failed(self) -> list[Trial]:
+        return [trial for trial in self.trials if trial.status == "failed"]
+
+
+def run_folders(results: Path) -> list[Path]:
+    """Every run under results/, oldest first."""
+    files = [path for path in results.glob(f"*/*/{TRIALS}") if not path.parent.is_symlink()]
+    return [path.parent for path in sorted(files, key=lambda path: (path.stat().st_mtime, str(path)))]
+
+
+def find_run(text: str, results: Path | None = None, field: str = "RUN") -> Path:
+    """The path a user meant by RUN (or by the option `field`): a run folder, a trials file, or `latest`."""
+    results = results or store.RESULTS
+    if text == "latest":
+        folders = run_folders(results)
+        if not folders:
+            raise UserError(
+                f"{field}: no run under {results.name}/ yet; start one with `make bench`, or name a run folder"
+            )
+        return folders[-1]
+    path = Path(text)
+    if path.is_file():
+        return path
+    if not path.exists():
+        raise UserError(f"{field}: {text} does not exist; name a run folder (results/<env>/<run>) or `latest`")
+    if not (path / TRIALS).is_file():
+        raise UserError(f"{field}: {text} is not a run: it has no {TRIALS}; name a folder like results/<env>/<run>")
+    return path
+
+
+def load(text: str | Path, results: Path | None = None, field: str = "RUN") -> Run:
+    path = find_run(str(text), results, field)
+    file = path if path.is_file() else path / TRIALS
+    folder = file.parent
+    name = folder.resolve().name if file.name == TRIALS else file.stem
+    trials, problems = read_trials(file)
+    if path.is_file() and not trials:
+        raise UserError(f"{field}: {text} is not a run: no line in it is a trial; name a run folder or its {TRIALS}")
+    run = Run(name=name, folder=folder, trials=trials, problems=problems)
+    if file.name == TRIALS:
+        for part in ("plan", "provenance", "capacities"):
+            setattr(run, part, read_object(folder / f"{part}.json", run.problems, needed=part != "capacities"))
+    if not trials:
+        run.problems.append(
+            f"{TRIALS} holds no readable trial: nothing was measured yet, or it is another program's file"
+        )
+    return run
+
+
+def read_object(path: Path, problems: list[str], needed: bool) -> dict[str, Any]:
+    if not path.is_file():
+        if needed:
+            problems.append(f"{path.name} is missing")
+        return {}
+    try:
+        value = json.loads(path.read_bytes())
+    except ValueError:
+        problems.append(f"{path.name} is not valid JSON and was left out")
+        return {}
+    if not isinstance(value, dict):
+        problems.append(f"{path.name} is not a JSON object and was left out")
+        return {}
+    return value
+
+
+def find_trial(text: str, results: Path | None = None) -> tuple[Run, Trial] | None:
+    """The run and trial meant by `RUN/ID` or by a bare trial id, newest run first; None when text is no trial."""
+    results = results or store.RESULTS
+    head, _, tail = text.rpartition("/")
+    if not TRIAL_ID.fullmatch(tail) or Path(text).exists():
+        return None
+    candidates = [find_run(head, results)] if head else list(reversed(run_folders(results)))
+    for folder in candidates:
+        file = folder if folder.is_file() else folder / TRIALS
+        if tail.encode() not in file.read_bytes():
+            continue
+        run = load(folder, results)
+        matches = [trial for trial in run.trials if trial.id.startswith(tail)]
+        if len(matches) > 1:
+            raise UserError(f"TRIAL: {tail} fits {len(matches)} trials of {run.name}; give more digits")
+        if matches:
+            return run, matches[0]
+    raise UserError(
+        f"TRIAL: no trial {tail} in {head or results.name}; ids are in trials.jsonl and in the report's table"
+    )

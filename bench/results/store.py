@@ -1,0 +1,159 @@
+"""The folder of one run: results/<env>/<run>/ with plan.json, provenance.json, trials.jsonl, logs and step times.
+
+trials.jsonl is append-only and flushed per trial; a rerun reads it and skips what is there.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from bench.results.trial import SCHEMA_VERSION, Trial
+from cluster.core.config import ROOT
+from cluster.core.errors import InfraError, UserError
+
+RESULTS = ROOT / "results"
+TRIALS = "trials.jsonl"
+
+
+def write_error(path: Path, error: OSError) -> InfraError:
+    reason = "the disk is full" if error.errno == errno.ENOSPC else error.strerror
+    return InfraError(f"{path}: cannot write: {reason}; trials recorded so far are intact, run the same command again")
+
+
+class RunFolder:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.trials_file = folder / TRIALS
+
+    def prepare(self, plan: dict[str, Any], provenance: dict[str, Any]) -> None:
+        """Make the folder, or check that it belongs to the same plan."""
+        plan_file = self.folder / "plan.json"
+        try:
+            (self.folder / "logs").mkdir(parents=True, exist_ok=True)
+            (self.folder / "steps").mkdir(exist_ok=True)
+            plan_file.write_text(json.dumps(plan, indent=1))
+            (self.folder / "provenance.json").write_text(json.dumps(provenance, indent=1))
+        except OSError as error:
+            raise write_error(self.folder, error) from None
+
+    def trials(self) -> list[Trial]:
+        """The last record of every trial so far."""
+        return read_trials(self.trials_file)[0] if self.trials_file.exists() else []
+
+    def done(self) -> set[str]:
+        return {trial.id for trial in self.trials() if trial.status == "ok"}
+
+    def append(self, trial: Trial) -> None:
+        line = trial.model_dump_json() + "\n"
+        try:
+            with self.trials_file.open("ab") as file:
+                start = file.tell()
+                # A line cut off by an earlier crash must not swallow this one.
+                if start and not self._ends_with_newline():
+                    line = "\n" + line
+                try:
+                    file.write(line.encode())
+                    file.flush()
+                    os.fsync(file.fileno())
+                except OSError:
+                    os.truncate(self.trials_file, start)
+                    raise
+        except OSError as error:
+            raise write_error(self.trials_file, error) from None
+
+    def _ends_with_newline(self) -> bool:
+        with self.trials_file.open("rb") as file:
+            file.seek(-1, os.SEEK_END)
+            return file.read(1) == b"\n"
+
+    def write_steps(self, name: str, ranks: list[dict[str, Any]]) -> str:
+        relative = f"steps/{name}.json"
+        try:
+            (self.folder / relative).write_text(json.dumps(ranks))
+        except OSError as error:
+            raise write_error(self.folder / relative, error) from None
+        return relative
+
+
+def read_trials(file: Path) -> tuple[list[Trial], list[str]]:
+    """The last record of every trial in the file, and what was wrong with the other lines."""
+    trials: dict[str, Trial] = {}
+    bad: list[tuple[int, str]] = []
+    newer = 0
+    try:
+        data = file.read_bytes()
+    except OSError as error:
+        raise UserError(f"RUN: {file} cannot be read: {error.strerror}") from error
+    lines = data.split(b"\n")
+    truncated = False
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            trial = Trial.model_validate_json(line)
+        except ValidationError as error:
+            # A line without its line feed is what a killed writer leaves: expected, and named as such.
+            if number == len(lines):
+                truncated = True
+                continue
+            reason = error.errors()[0]
+            where = ".".join(str(part) for part in reason["loc"])
+            bad.append((number, f"{where}: {reason['msg']}" if where else str(reason["msg"])))
+            continue
+        if fault := implausible(trial):
+            bad.append((number, fault))
+            continue
+        newer += trial.schema_version > SCHEMA_VERSION
+        # A rerun appends: the later record of the same trial replaces the earlier one.
+        trials.pop(trial.id, None)
+        trials[trial.id] = trial
+    problems = []
+    if truncated:
+        problems.append(f"the last line of {file.name} is cut off (the writer was stopped); it was left out")
+    if bad:
+        number, reason_text = bad[0]
+        count = "1 line" if len(bad) == 1 else f"{len(bad)} lines"
+        kind = "is not a trial" if len(bad) == 1 else "are not trials"
+        problems.append(f"{count} of {file.name} {kind} and left out; the first is line {number} ({reason_text[:160]})")
+    if newer:
+        problems.append(f"{newer} trials are of a newer schema than {SCHEMA_VERSION}; update to read them fully")
+    return list(trials.values()), problems
+
+
+def implausible(trial: Trial) -> str | None:
+    """The first value that no measurement can have; arithmetic on it would spoil the whole report."""
+    point = trial.point
+    for name, value in (
+        ("nodes", point.nodes),
+        ("gpus_per_node", point.gpus_per_node),
+        ("batch", point.batch),
+        ("rate_gbps", point.rate_gbps),
+    ):
+        if not 0 < value < 1e12:
+            return f"point.{name}: {value} is not possible"
+    wrong = next((value for value in numbers(trial.model_dump()) if not 0 <= value < 1e18), None)
+    if wrong is not None:
+        return f"a measured value of {wrong} is not possible"
+    if any(record.median <= 0 for record in (trial.step_ms, trial.images_per_second) if record is not None):
+        return "a step that takes no time or trains no image is not possible"
+    return None
+
+
+def numbers(value: Any) -> Iterator[float]:
+    """Every number in a record but its loss, which alone may be negative or lost to overflow."""
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            if name != "loss":
+                yield from numbers(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from numbers(inner)
+    elif isinstance(value, float):
+        yield value

@@ -1,0 +1,1 @@
+"""bench plan: the network, storage and time a training run needs."""

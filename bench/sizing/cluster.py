@@ -1,0 +1,210 @@
+"""The cheapest link rate, GPUs per node and batch that reach an efficiency."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from bench.catalogue import models
+from bench.columns import columns
+from bench.predict.command import counts, single_step
+from bench.predict.step import ENGINES, Prediction, Setup, predict
+from bench.sizing import prices
+from bench.sizing.components import positive
+from cluster.core.errors import UserError
+
+SHOWN = 5
+
+
+@dataclass(frozen=True)
+class Option:
+    setup: Setup
+    prediction: Prediction
+    cost_per_hour: float
+
+    @property
+    def reached(self) -> float:
+        return self.prediction.efficiency
+
+    @property
+    def surely_reached(self) -> float:
+        """The efficiency at the low end of the interval."""
+        return self.reached * self.prediction.low / self.prediction.images_per_second
+
+    @property
+    def cost_per_million_images(self) -> float:
+        return self.cost_per_hour / (3600 * self.prediction.images_per_second) * 1e6
+
+
+def options(
+    setups: Sequence[Setup], ports: dict[tuple[str, float], float], gpu_hour: float, node_hour: float
+) -> list[Option]:
+    """Every setup with its price, the cheapest first; among equals the fastest, as the batch costs nothing."""
+    found = []
+    for setup in setups:
+        port = ports[setup.transport, setup.rate_gbps or 0.0] if setup.nodes > 1 else 0.0
+        cost = setup.gpus * gpu_hour + setup.nodes * (node_hour + port)
+        found.append(Option(setup, predict(setup), cost))
+    return sorted(found, key=lambda option: (option.cost_per_hour, -option.prediction.images_per_second))
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--target-efficiency", default="0.9", help="share of ideal scaling to reach (default 0.9)")
+    parser.add_argument("--gpus", type=int, default=64)
+    parser.add_argument("--model", default="resnet50", help=", ".join(models.NAMES))
+    parser.add_argument("--gpu", help="device profile")
+    parser.add_argument("--precision")
+    parser.add_argument("--single-rate", type=float, help="measured images/s of one GPU, at the one --batch given")
+    parser.add_argument("--batch", default=None, help="batches to consider (default 32,64,128)")
+    parser.add_argument("--gpus-per-node", default="1,2,4,8", help="to consider (default 1,2,4,8)")
+    parser.add_argument("--rate-gbps", help="to consider (default: every rate that has a price)")
+    parser.add_argument("--transport", default="tcp,rdma", help="to consider (default tcp,rdma)")
+    parser.add_argument("--engine", choices=ENGINES, default="horovod")
+    parser.add_argument("--sure", action="store_true", help="reach the target at the low end of the 80%% interval too")
+    parser.add_argument("--gpu-price", help="USD per GPU hour")
+    parser.add_argument("--node-price", default=str(prices.NODE_HOUR), help="USD per node hour without GPUs")
+    parser.add_argument(
+        "--port-price",
+        action="append",
+        default=[],
+        metavar="TRANSPORT:GBPS=USD",
+        help="price of a node's port per hour, as tcp:25=0.1; may be repeated",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    target = positive(args.target_efficiency, "--target-efficiency")
+    if target > 1:
+        raise UserError(f"--target-efficiency: {target:g} must be at most 1")
+    if args.gpus < 1:
+        raise UserError(f"--gpus: {args.gpus} must be at least 1")
+    if args.single_rate is not None and args.batch is None:
+        raise UserError("--batch: give the batch that --single-rate was measured at")
+    batches = counts(args.batch or "32,64,128", "--batch")
+    if args.single_rate is not None and len(batches) > 1:
+        raise UserError("--batch: --single-rate holds for one batch, give that one or a --gpu profile")
+    ports = _ports(args)
+    gpu_hour = positive(args.gpu_price, "--gpu-price") if args.gpu_price else prices.gpu_hour(args.gpu)
+    node_hour = positive(args.node_price, "--node-price")
+    setups = []
+    for per_node in counts(args.gpus_per_node, "--gpus-per-node"):
+        if args.gpus % per_node:
+            continue
+        for batch in batches:
+            step, _, _ = single_step(args.model, batch, args.gpu, args.precision, args.single_rate)
+            # One node needs no network: any of them is the same design.
+            for transport, rate in ports if args.gpus > per_node else [next(iter(ports))]:
+                setups.append(
+                    Setup(
+                        model=args.model,
+                        batch=batch,
+                        single_step_ms=step,
+                        gpus=args.gpus,
+                        gpus_per_node=per_node,
+                        rate_gbps=rate,
+                        transport=transport,
+                        engine=args.engine,
+                        gpu=args.gpu,
+                    )
+                )
+    if not setups:
+        raise UserError(f"--gpus-per-node: none of {args.gpus_per_node} divides --gpus {args.gpus}")
+    found = options(setups, ports, gpu_hour, node_hour)
+    enough = [option for option in found if (option.surely_reached if args.sure else option.reached) >= target]
+    # Where nothing is enough, what comes nearest is still worth knowing.
+    shown = enough[:SHOWN] or sorted(found, key=lambda option: -option.reached)[:SHOWN]
+    _print(args, target, gpu_hour, node_hour, ports, enough, shown)
+    return 0 if enough else 1
+
+
+def _ports(args: argparse.Namespace) -> dict[tuple[str, float], float]:
+    known = dict(prices.PORT_HOUR)
+    for text in args.port_price:
+        name, equals, price = text.partition("=")
+        transport, colon, rate = name.partition(":")
+        if not equals or not colon:
+            raise UserError(f"--port-price: {text!r} is not TRANSPORT:GBPS=USD, write for example tcp:25=0.1")
+        known[transport, positive(rate, "--port-price")] = positive(price, "--port-price")
+    wanted = args.transport.split(",")
+    for transport in wanted:
+        if transport not in {name for name, _ in known}:
+            raise UserError(f"--transport: {transport!r} is not known, use tcp, rdma or tcp,rdma")
+    found = {key: price for key, price in known.items() if key[0] in wanted}
+    if args.rate_gbps:
+        rates = [positive(word, "--rate-gbps") for word in args.rate_gbps.split(",")]
+        for rate in rates:
+            if rate not in {known_rate for _, known_rate in found}:
+                raise UserError(f"--rate-gbps: {rate:g} has no price, add --port-price {wanted[0]}:{rate:g}=USD")
+        found = {key: price for key, price in found.items() if key[1] in rates}
+    return found
+
+
+def _print(
+    args: argparse.Namespace,
+    target: float,
+    gpu_hour: float,
+    node_hour: float,
+    ports: dict[tuple[str, float], float],
+    enough: Sequence[Option],
+    shown: Sequence[Option],
+) -> None:
+    if args.json:
+        answer = {
+            "target_efficiency": target,
+            "reached": bool(enough),
+            "prices": {
+                "gpu_hour": gpu_hour,
+                "node_hour": node_hour,
+                "port_hour": {f"{transport}:{rate:g}": price for (transport, rate), price in ports.items()},
+            },
+            "best": _as_json(shown[0]),
+            "options": [_as_json(option) for option in shown],
+        }
+        print(json.dumps(answer, indent=2))
+        return
+    listed = ", ".join(f"{transport} {rate:g} Gbit/s {price:g}" for (transport, rate), price in ports.items())
+    print(f"USD per hour: GPU {gpu_hour:g}, node {node_hour:g}, port: {listed}")
+    print("cost = GPUs x GPU + nodes x (node + port)")
+    count = len(enough)
+    print(
+        f"{count} configurations reach {target:g}, cheapest first:\n"
+        if count
+        else f"none reaches {target:g}; nearest:\n"
+    )
+    head = ("Gbit/s", "transport", "GPUs/node", "nodes", "batch", "efficiency", "at least (80%)", "images/s", "USD/h")
+    cells = [
+        (
+            f"{option.setup.rate_gbps:g}" if option.setup.nodes > 1 else "-",
+            option.setup.transport if option.setup.nodes > 1 else "none",
+            str(option.setup.gpus_per_node),
+            str(option.setup.nodes),
+            str(option.setup.batch),
+            f"{option.reached:.3f}",
+            f"{option.surely_reached:.3f}",
+            f"{option.prediction.images_per_second:.0f}",
+            f"{option.cost_per_hour:.2f}",
+        )
+        for option in shown
+    ]
+    print(columns(head, cells))
+
+
+def _as_json(option: Option) -> dict[str, Any]:
+    setup, got = option.setup, option.prediction
+    return {
+        "rate_gbps": setup.rate_gbps if setup.nodes > 1 else None,
+        "transport": setup.transport if setup.nodes > 1 else None,
+        "gpus": setup.gpus,
+        "gpus_per_node": setup.gpus_per_node,
+        "nodes": setup.nodes,
+        "batch": setup.batch,
+        "efficiency": got.efficiency,
+        "efficiency_low": option.surely_reached,
+        "images_per_second": got.images_per_second,
+        "cost_per_hour": option.cost_per_hour,
+        "cost_per_million_images": option.cost_per_million_images,
+        "bottleneck": got.bottleneck,
+    }

@@ -1,0 +1,174 @@
+"""Drives, cores and network interfaces that keep GPUs fed, or how well given ones do.
+
+Data flows storage -> (network) -> cores, which decode -> GPU. The slowest part sets the flow, so each part gets as many
+units as carry what the GPUs take in.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from dataclasses import asdict, dataclass
+
+from bench.columns import columns, percent
+from bench.predict.command import counts
+from bench.sizing import components
+from bench.sizing.components import Speeds
+from cluster.core.errors import UserError
+
+# Storage -> (the drive, whether reads are random unless told otherwise, whether a network is in between).
+STORAGE = {
+    "ssd": ("ssd", False, False),
+    "hdd": ("hdd", False, False),
+    # Many clients that read single files make a server's disks seek.
+    "nfs": ("hdd", True, True),
+    # Whole shards are read from start to end.
+    "object": ("hdd", False, True),
+}
+# Sums of decimal speeds miss whole numbers by rounding only.
+ROUNDING = 1e-9
+
+
+@dataclass(frozen=True)
+class Need:
+    """What a number of GPUs needs to be busy all the time."""
+
+    gpus: int
+    drives: int
+    cores: int
+    nics: int
+    storage_gbytes: float
+    gpu_gbytes: float
+
+
+@dataclass(frozen=True)
+class Flow:
+    """What given parts deliver: the smallest capacity along the path (its minimum cut)."""
+
+    gpus: int
+    gpu_use: float
+    bottleneck: str
+    capacity_gpus: dict[str, float]
+
+
+def gpu_feed(speeds: Speeds) -> float:
+    """GB/s of decoded data that one GPU takes: what it computes on, or what gets into it."""
+    return min(speeds.gpu_compute, speeds.gpu_in)
+
+
+def stored_per_decoded(speeds: Speeds, compressed: bool) -> float:
+    return speeds.core_in / speeds.core_out if compressed else 1.0
+
+
+def drive_speed(speeds: Speeds, storage: str, access: str | None = None) -> float:
+    drive, random, _ = STORAGE[storage]
+    if drive == "ssd":
+        return speeds.ssd
+    seeks = random if access is None else access == "random"
+    return speeds.hdd_random if seeks else speeds.hdd_sequential
+
+
+def need(gpus: int, storage: str, speeds: Speeds, compressed: bool = True, access: str | None = None) -> Need:
+    feed = gpus * gpu_feed(speeds)
+    stored = feed * stored_per_decoded(speeds, compressed)
+    networked = STORAGE[storage][2]
+    return Need(
+        gpus=gpus,
+        drives=_whole(stored / drive_speed(speeds, storage, access)),
+        cores=_whole(feed / speeds.core_out),
+        nics=_whole(stored / speeds.nic) if networked else 0,
+        storage_gbytes=stored,
+        gpu_gbytes=feed,
+    )
+
+
+def flow(
+    gpus: int,
+    storage: str,
+    speeds: Speeds,
+    have: dict[str, int],
+    compressed: bool = True,
+    access: str | None = None,
+) -> Flow:
+    """How busy the GPUs are with the parts in `have`; a part that is not in it is taken as sufficient."""
+    feed = gpu_feed(speeds)
+    stored = feed * stored_per_decoded(speeds, compressed)
+    capacity = {"gpus": float(gpus)}
+    if "drives" in have:
+        capacity["drives"] = have["drives"] * drive_speed(speeds, storage, access) / stored
+    if "cores" in have:
+        capacity["cores"] = have["cores"] * speeds.core_out / feed
+    if "nics" in have and STORAGE[storage][2]:
+        capacity["nics"] = have["nics"] * speeds.nic / stored
+    bottleneck = min(capacity, key=lambda part: capacity[part])
+    return Flow(gpus, capacity[bottleneck] / gpus, bottleneck, capacity)
+
+
+def _whole(units: float) -> int:
+    return max(1, math.ceil(units - ROUNDING))
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--gpus", default="1,4,8,16,64,256", help="GPUs, or a list (default 1,4,8,16,64,256)")
+    parser.add_argument("--storage", choices=tuple(STORAGE), default="ssd")
+    parser.add_argument("--access", choices=("sequential", "random"), help="of hard disks (default: nfs random)")
+    parser.add_argument("--uncompressed", action="store_true", help="data is stored decoded")
+    parser.add_argument("--drives", type=int, help="drives there are: shows how busy the GPUs get")
+    parser.add_argument("--cores", type=int, help="cores there are")
+    parser.add_argument("--nics", type=int, help="network interfaces there are")
+    components.add_argument(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    speeds = components.from_arguments(args.speed)
+    have = {part: getattr(args, part) for part in ("drives", "cores", "nics") if getattr(args, part) is not None}
+    for part, number in have.items():
+        if number < 1:
+            raise UserError(f"--{part}: {number} must be at least 1")
+    sizes = counts(args.gpus, "--gpus")
+    compressed = not args.uncompressed
+    needs = [need(gpus, args.storage, speeds, compressed, args.access) for gpus in sizes]
+    flows = [flow(gpus, args.storage, speeds, have, compressed, args.access) for gpus in sizes] if have else []
+    drive = drive_speed(speeds, args.storage, args.access)
+    ratio = stored_per_decoded(speeds, compressed)
+    if args.json:
+        answer = {
+            "storage": args.storage,
+            "compressed": compressed,
+            "speeds_gbytes": asdict(speeds),
+            "drive_gbytes": drive,
+            "stored_per_decoded": ratio,
+            "needs": [asdict(found) for found in needs],
+            "have": have,
+            "flows": [asdict(found) for found in flows],
+        }
+        print(json.dumps(answer, indent=2))
+        return 0
+    print(f"speeds, GB/s: {speeds.as_text()}")
+    print(
+        f"per GPU: {gpu_feed(speeds):g} GB/s decoded = {gpu_feed(speeds) * ratio:g} GB/s from drives of {drive:g} GB/s"
+    )
+    print("units = ceil(GPUs x GB/s per GPU / GB/s per unit)\n")
+    head = ("gpus", "drives", "cores", "nics", "GB/s from storage", "GB/s into GPUs")
+    cells = [
+        (
+            str(found.gpus),
+            str(found.drives),
+            str(found.cores),
+            str(found.nics) if STORAGE[args.storage][2] else "-",
+            f"{found.storage_gbytes:.3g}",
+            f"{found.gpu_gbytes:.3g}",
+        )
+        for found in needs
+    ]
+    print(columns(head, cells))
+    if flows:
+        print("\nwith " + ", ".join(f"{number} {part}" for part, number in have.items()))
+        print(
+            columns(
+                ("gpus", "GPU use", "limited by"),
+                [(str(found.gpus), percent(found.gpu_use), found.bottleneck) for found in flows],
+            )
+        )
+    return 0

@@ -1,0 +1,128 @@
+"""Hours and cost of training on a data set, from the predicted rate."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import asdict, dataclass
+
+from bench.catalogue import models
+from bench.columns import columns
+from bench.predict.command import counts, single_step
+from bench.predict.step import ENGINES, TRANSPORTS, Setup, predict
+from bench.sizing import prices
+from bench.sizing.components import positive
+from bench.sizing.transfer import readable
+from cluster.core.errors import UserError
+
+# ImageNet: 138 GB of JPEG for 1.28 million images.
+IMAGE_KB = 108.0
+
+
+@dataclass(frozen=True)
+class Projection:
+    gpus: int
+    images_per_second: float
+    efficiency: float
+    hours: float
+    hours_low: float
+    hours_high: float
+    cost: float
+
+
+def project(setup: Setup, images: float, epochs: float, gpu_hour: float) -> Projection:
+    """Hours = images x epochs / rate; cost = hours x GPUs x price."""
+    got = predict(setup)
+    work = images * epochs / 3600
+    hours = work / got.images_per_second
+    return Projection(
+        gpus=setup.gpus,
+        images_per_second=got.images_per_second,
+        efficiency=got.efficiency,
+        hours=hours,
+        hours_low=work / got.high,
+        hours_high=work / got.low,
+        cost=hours * setup.gpus * gpu_hour,
+    )
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--dataset-tb", required=True, help="size of the data set in TB")
+    parser.add_argument("--image-kb", default=str(IMAGE_KB), help=f"mean size of an image (default {IMAGE_KB:g})")
+    parser.add_argument("--model", default="resnet50", help=", ".join(models.NAMES))
+    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--gpu", help="device profile")
+    parser.add_argument("--precision")
+    parser.add_argument("--single-rate", type=float, help="measured images/s of one GPU")
+    parser.add_argument("--gpus", default="1", help="GPUs, or a list; one GPU is always shown")
+    parser.add_argument("--gpus-per-node", type=int, default=4)
+    parser.add_argument("--rate-gbps", default="10")
+    parser.add_argument("--transport", choices=TRANSPORTS, default="tcp")
+    parser.add_argument("--engine", choices=ENGINES, default="horovod")
+    parser.add_argument("--epochs", default="90", help="passes over the data (default 90)")
+    parser.add_argument("--gpu-price", help="USD per GPU hour (default: a round list price)")
+
+
+def run(args: argparse.Namespace) -> int:
+    size = positive(args.dataset_tb, "--dataset-tb")
+    kilobytes = positive(args.image_kb, "--image-kb")
+    epochs = positive(args.epochs, "--epochs")
+    rate = positive(args.rate_gbps, "--rate-gbps")
+    gpu_hour = positive(args.gpu_price, "--gpu-price") if args.gpu_price else prices.gpu_hour(args.gpu)
+    if args.gpus_per_node < 1:
+        raise UserError(f"--gpus-per-node: {args.gpus_per_node} must be at least 1")
+    step, source, doubt = single_step(args.model, args.batch, args.gpu, args.precision, args.single_rate)
+    images = size * 1e9 / kilobytes
+    found = []
+    for gpus in dict.fromkeys([1, *counts(args.gpus, "--gpus")]):
+        setup = Setup(
+            model=args.model,
+            batch=args.batch,
+            single_step_ms=step,
+            gpus=gpus,
+            gpus_per_node=args.gpus_per_node,
+            rate_gbps=rate,
+            transport=args.transport,
+            engine=args.engine,
+            gpu=args.gpu,
+            compute_doubt=doubt,
+        )
+        found.append(project(setup, images, epochs, gpu_hour))
+    if args.json:
+        answer = {
+            "inputs": {
+                "dataset_tb": size,
+                "image_kb": kilobytes,
+                "images": images,
+                "epochs": epochs,
+                "model": args.model,
+                "single_rate": 1000 * args.batch / step,
+                "single_rate_source": source,
+                "gpu_hour": gpu_hour,
+                "rate_gbps": rate,
+                "gpus_per_node": args.gpus_per_node,
+            },
+            "projections": [asdict(one) for one in found],
+        }
+        print(json.dumps(answer, indent=2))
+        return 0
+    print(
+        f"{size:g} TB / {kilobytes:g} KB = {images / 1e6:.1f} million images, {epochs:g} epochs; "
+        f"{gpu_hour:g} USD per GPU hour"
+    )
+    print(f"one GPU: {1000 * args.batch / step:.1f} images/s ({source})")
+    print("hours = images x epochs / rate; cost = hours x GPUs x price\n")
+    cells = [
+        (
+            str(one.gpus),
+            f"{one.images_per_second:.1f}",
+            f"{one.efficiency:.3f}",
+            readable(3600 * one.hours),
+            f"{one.hours:.1f}",
+            f"{one.hours_low:.1f} to {one.hours_high:.1f}",
+            f"{one.cost:,.0f}",
+        )
+        for one in found
+    ]
+    print(columns(("gpus", "images/s", "efficiency", "time", "hours", "80% interval", "USD"), cells))
+    return 0

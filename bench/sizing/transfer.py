@@ -1,0 +1,95 @@
+"""How long a data set takes to copy over each component."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import asdict, dataclass
+
+from bench.columns import columns
+from bench.predict.command import numbers
+from bench.sizing import components
+from bench.sizing.components import Speeds, positive
+from cluster.core.errors import UserError
+
+# Of a network's rate, what a copy of many files gets after protocols and per-file costs.
+NETWORK_EFFICIENCY = 0.7
+NETWORKS_GBPS = (1.0, 10.0, 25.0, 40.0, 100.0)
+
+
+@dataclass(frozen=True)
+class Transfer:
+    component: str
+    gbytes_per_second: float
+    efficiency: float
+    seconds: float
+
+    @property
+    def readable(self) -> str:
+        return readable(self.seconds)
+
+
+def transfers(
+    terabytes: float, speeds: Speeds, networks_gbps: tuple[float, ...] = NETWORKS_GBPS, efficiency: float = 0.7
+) -> list[Transfer]:
+    """Seconds = bytes / (speed x efficiency); drives and cores are taken at their speed, networks below it."""
+    parts = [
+        ("SSD", speeds.ssd, 1.0),
+        ("HDD sequential", speeds.hdd_sequential, 1.0),
+        ("HDD random", speeds.hdd_random, 1.0),
+        ("core, decoding", speeds.core_in, 1.0),
+        ("GPU input", speeds.gpu_in, 1.0),
+        *((f"{rate:g} GbE", rate / 8, efficiency) for rate in networks_gbps),
+        ("NIC", speeds.nic, efficiency),
+    ]
+    return [Transfer(name, speed, share, 1000 * terabytes / (speed * share)) for name, speed, share in parts]
+
+
+def readable(seconds: float) -> str:
+    """A duration in the unit one would say it in."""
+    for unit, length in (
+        ("years", 365.25 * 86400),
+        ("weeks", 7 * 86400),
+        ("days", 86400),
+        ("hours", 3600),
+        ("min", 60),
+    ):
+        if seconds >= (2 if unit == "weeks" else 1) * length or (unit == "weeks" and seconds >= 13 * 86400):
+            return f"{seconds / length:.1f} {unit}"
+    return f"{seconds:.1f} s"
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--dataset-tb", default="1000", help="size in TB (default 1000, a petabyte)")
+    parser.add_argument("--rate-gbps", help="networks to compare, Gbit/s (default 1,10,25,40,100)")
+    parser.add_argument(
+        "--efficiency", default=str(NETWORK_EFFICIENCY), help="share of a network's rate that copies get (default 0.7)"
+    )
+    components.add_argument(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    speeds = components.from_arguments(args.speed)
+    size = positive(args.dataset_tb, "--dataset-tb")
+    share = positive(args.efficiency, "--efficiency")
+    if share > 1:
+        raise UserError(f"--efficiency: {share:g} must be at most 1")
+    networks = tuple(numbers(args.rate_gbps, "--rate-gbps")) if args.rate_gbps else NETWORKS_GBPS
+    found = transfers(size, speeds, networks, share)
+    if args.json:
+        rows = [{**asdict(one), "readable": one.readable} for one in found]
+        print(json.dumps({"dataset_tb": size, "efficiency": share, "transfers": rows}, indent=2))
+        return 0
+    print(f"{size:g} TB; time = size / (GB/s x efficiency)\n")
+    cells = [
+        (
+            one.component,
+            f"{one.gbytes_per_second:g}",
+            f"{one.efficiency:g}",
+            one.readable,
+            readable(one.seconds * one.efficiency),
+        )
+        for one in found
+    ]
+    print(columns(("component", "GB/s", "efficiency", "time", "at full rate"), cells))
+    return 0

@@ -1,0 +1,1 @@
+"""Measure the points of a plan on a cluster."""

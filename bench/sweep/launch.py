@@ -1,0 +1,149 @@
+"""How the worker is started on the head: one function per launcher, each only builds a command list."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from cluster import tuning
+from cluster.tuning import Tuning
+
+PYTHON = "/opt/horovod/bin/python"
+# Our own wrapper, which has host keys checked; Horovod's own start does not (roles/horovod).
+HOROVODRUN = "/usr/local/bin/horovodrun"
+TORCHRUN = "/opt/horovod/bin/torchrun"
+MASTER_PORT = 29500
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What every launcher needs to know."""
+
+    run: str
+    engine: str
+    hosts: tuple[str, ...]
+    slots: int
+    subnet: str
+    interface: str
+    worker: str
+    spec: str
+    settings: Tuning = field(default_factory=Tuning)
+    scale: float = 1.0
+    slowdown: float = 1.0
+    cuda: bool = False
+    container: str | None = None
+    torchrun: bool = False
+    timeline: str | None = None
+
+    @property
+    def host_list(self) -> str:
+        return ",".join(f"{host}:{self.slots}" for host in self.hosts)
+
+    @property
+    def processes(self) -> int:
+        return len(self.hosts) * self.slots
+
+    @property
+    def command(self) -> list[str]:
+        """The worker, inside the training container where there is one."""
+        return [*self.inside, PYTHON, *self.worker_words]
+
+    @property
+    def worker_words(self) -> list[str]:
+        return [self.worker, "--engine", self.engine, "--spec", self.spec, "--launch", self.run]
+
+    @property
+    def inside(self) -> list[str]:
+        """podman with the host's network, so that the fabric is there, and the launcher's variables and folder let in.
+
+        The launcher's own service knows a rank by its user id, so the account keeps its id inside.
+        """
+        if not self.container:
+            return []
+        gpus = ["--device=nvidia.com/gpu=all"] if self.cuda else []
+        worker = self.worker.rpartition("/bench/")[0]
+        shared = [f"--volume={worker}:{worker}:ro", "--volume=/tmp:/tmp"]
+        return [
+            *("podman", "run", "--rm", "--network=host", "--ipc=host", "--pid=host", "--userns=keep-id", "--env-host"),
+            *(*gpus, *shared),
+            self.container,
+        ]
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What ranks get: the fabric by name; Horovod's buffer and clock, scaled like bytes and time."""
+        values = {
+            "HOROVOD_FUSION_THRESHOLD": str(int(self.settings.fusion_mb * (1 << 20) / self.scale)),
+            "HOROVOD_CYCLE_TIME": f"{self.settings.cycle_ms * self.slowdown:g}",
+            "HOROVOD_GLOO_IFACE": self.interface,
+            "GLOO_SOCKET_IFNAME": self.interface,
+            "OMP_NUM_THREADS": "1",
+        }
+        if self.timeline:
+            values |= {"HOROVOD_TIMELINE": self.timeline, "HOROVOD_TIMELINE_MARK_CYCLES": "1"}
+        if self.cuda:
+            values |= {
+                "NCCL_DEBUG": "INFO",
+                "NCCL_SOCKET_IFNAME": self.interface,
+                "NCCL_SOCKET_NTHREADS": str(self.settings.nccl_threads),
+                "NCCL_NSOCKS_PERTHREAD": str(self.settings.nccl_sockets),
+            }
+        return values
+
+
+def mpirun(launch: Launch) -> list[str]:
+    """mpirun with the reference architecture's flags."""
+    exports = [word for name, value in launch.environment.items() for word in ("-x", f"{name}={value}")]
+    if launch.engine in ("ddp", "ps"):
+        exports += ["-x", f"MASTER_ADDR={launch.hosts[0]}", "-x", f"MASTER_PORT={MASTER_PORT}"]
+    parameters = tuning.launch_mca(launch.settings, launch.processes)
+    return [
+        *("mpirun", "-np", str(launch.processes), "-H", launch.host_list, "-bind-to", "none", "-map-by", "slot"),
+        *("-mca", "btl_tcp_if_include", launch.subnet, "-mca", "oob_tcp_if_include", launch.subnet),
+        *(word for name, value in parameters.items() for word in ("-mca", name, value)),
+        *exports,
+        *launch.command,
+    ]
+
+
+def horovodrun(launch: Launch) -> list[str]:
+    exports = [f"{name}={value}" for name, value in launch.environment.items()]
+    return [
+        *("env", *exports, HOROVODRUN, "--gloo", "-np", str(launch.processes), "-H", launch.host_list),
+        *("--network-interfaces", launch.interface),
+        *launch.command,
+    ]
+
+
+def torchrun(launch: Launch) -> list[str]:
+    """One torchrun per node, started by mpirun as it has no way of its own to reach nodes."""
+    exports = [word for name, value in launch.environment.items() for word in ("-x", f"{name}={value}")]
+    elastic = [
+        *("--nnodes", str(len(launch.hosts)), "--nproc-per-node", str(launch.slots), "--rdzv-backend", "c10d"),
+        *("--rdzv-endpoint", f"{launch.hosts[0]}:{MASTER_PORT}", "--rdzv-id", launch.run),
+    ]
+    return [
+        *(
+            "mpirun",
+            "-np",
+            str(len(launch.hosts)),
+            "-H",
+            ",".join(f"{host}:1" for host in launch.hosts),
+            "-bind-to",
+            "none",
+        ),
+        *("-mca", "oob_tcp_if_include", launch.subnet, *exports),
+        *launch.inside,
+        TORCHRUN,
+        *elastic,
+        *launch.worker_words,
+    ]
+
+
+LAUNCHERS = {"horovod-mpi": mpirun, "horovod-gloo": horovodrun, "ddp": mpirun, "ps": mpirun}
+
+
+def argv(launch: Launch) -> list[str]:
+    if launch.torchrun:
+        return torchrun(launch)
+    # On one node horovodrun looks for an interface with the address 127.0.0.1 and gives up; no bytes leave the node.
+    return mpirun(launch) if len(launch.hosts) == 1 else LAUNCHERS[launch.engine](launch)

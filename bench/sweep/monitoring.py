@@ -1,0 +1,120 @@
+"""What the nodes did while a sweep ran, as Prometheus on the head saw it: results/<env>/<run>/monitoring.json.
+
+The file holds one span per sweep that measured something (a run may be completed by a second one):
+
+    {"schema_version": 1,
+     "spans": [{"start": 1700000000.0, "end": 1700000060.0, "step_seconds": 5,        the head's clock
+                "series": {"cpu_busy_share": {"head": [[1700000000.0, 0.41], ...], "w1": ...}, ...}}]}
+
+SERIES names the series; one of which there is nothing (no GPU, no InfiniBand) is left out. GPUs are named head/0.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shlex
+import subprocess
+import time
+from typing import Any
+
+from bench.results import store
+from bench.sweep import nodes
+from bench.sweep.progress import console
+from cluster.core.contract import Contract
+
+SCHEMA_VERSION = 1
+FINEST = 5  # monitoring_interval_seconds in roles/monitoring
+MOST_POINTS = 2000
+WINDOW = "20s"
+TIMEOUT = 60
+SERIES = {
+    "cpu_busy_share": 'sum by (node) (rate(node_cpu_seconds_total{mode!~"idle|iowait"}[W])) '
+    "/ sum by (node) (rate(node_cpu_seconds_total[W]))",
+    "memory_used_bytes": "node_memory_MemTotal_bytes - node_memory_MemAvailable_bytes",
+    "fabric_sent_bytes_per_second": 'sum by (node) (rate(node_network_transmit_bytes_total{device="FABRIC"}[W]))',
+    "fabric_received_bytes_per_second": 'sum by (node) (rate(node_network_receive_bytes_total{device="FABRIC"}[W]))',
+    "other_sent_bytes_per_second": 'sum by (node) (rate(node_network_transmit_bytes_total{device!="FABRIC"}[W]))',
+    "other_received_bytes_per_second": 'sum by (node) (rate(node_network_receive_bytes_total{device!="FABRIC"}[W]))',
+    # What goes by RDMA does not pass the network device.
+    "rdma_sent_bytes_per_second": "sum by (node) (rate(node_infiniband_port_data_transmitted_bytes_total[W]))",
+    "rdma_received_bytes_per_second": "sum by (node) (rate(node_infiniband_port_data_received_bytes_total[W]))",
+    "disk_read_bytes_per_second": "sum by (node) (rate(node_disk_read_bytes_total[W]))",
+    "disk_written_bytes_per_second": "sum by (node) (rate(node_disk_written_bytes_total[W]))",
+    "gpu_busy_share": "DCGM_FI_DEV_GPU_UTIL / 100",
+    "gpu_memory_used_bytes": "DCGM_FI_DEV_FB_USED * 1048576",
+    "gpu_power_watts": "DCGM_FI_DEV_POWER_USAGE",
+}
+# Runs on the head, which alone reaches Prometheus, and measures time by the head's clock.
+ASK = """
+import json, sys, time, urllib.parse, urllib.request
+job = json.load(sys.stdin)
+end = time.time() - job["ago"]
+span = {"start": end - job["seconds"], "end": end, "step": job["step"]}
+open_url = urllib.request.build_opener(urllib.request.ProxyHandler({})).open
+answers = {}
+for name, query in job["queries"].items():
+    url = "http://127.0.0.1:9090/api/v1/query_range?" + urllib.parse.urlencode({**span, "query": query})
+    answers[name] = json.load(open_url(url, timeout=20))["data"]["result"]
+print(json.dumps({**span, "answers": answers}))
+"""
+
+
+def keep(contract: Contract, run: store.RunFolder, begin: float, end: float) -> None:
+    """Add what happened between two moments (of time.monotonic) to the run; say so when that is not to be had."""
+    try:
+        answer = ask(contract, request(contract, end - begin, time.monotonic() - end))
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        reason = (getattr(error, "stderr", None) or str(error)).strip().splitlines()[-1:] or ["no answer"]
+        console.print(f"monitoring: nothing was kept: {reason[0]}; the trials are complete", markup=False)
+        return
+    add(run, {**answer_span(answer), "series": series(answer["answers"])})
+
+
+def request(contract: Contract, seconds: float, ago: float) -> dict[str, Any]:
+    fabric = contract.fabrics[contract.active_fabric].interface
+    queries = {name: text.replace("[W]", f"[{WINDOW}]").replace("FABRIC", fabric) for name, text in SERIES.items()}
+    step = max(FINEST, math.ceil(seconds / MOST_POINTS))
+    return {"seconds": seconds, "ago": ago, "step": step, "queries": queries}
+
+
+def ask(contract: Contract, job: dict[str, Any]) -> dict[str, Any]:
+    done = subprocess.run(
+        nodes.ssh(contract, contract.head, shlex.join(["python3", "-c", ASK])),
+        input=json.dumps(job),
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT,
+        check=True,
+    )
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def answer_span(answer: dict[str, Any]) -> dict[str, Any]:
+    return {"start": answer["start"], "end": answer["end"], "step_seconds": answer["step"]}
+
+
+def series(answers: dict[str, list[dict[str, Any]]]) -> dict[str, dict[str, list[list[float]]]]:
+    """Prometheus's answers as name -> node -> [time, value]; a value that is not a number is left out."""
+    found: dict[str, dict[str, list[list[float]]]] = {}
+    for name, rows in answers.items():
+        for row in rows:
+            labels = row["metric"]
+            place = f"{labels['node']}/{labels['gpu']}" if "gpu" in labels else labels["node"]
+            values = [[moment, value] for moment, text in row["values"] if math.isfinite(value := float(text))]
+            if values:
+                found.setdefault(name, {})[place] = values
+    return found
+
+
+def add(run: store.RunFolder, span: dict[str, Any]) -> None:
+    path = run.folder / "monitoring.json"
+    try:
+        content: dict[str, Any] = {"schema_version": SCHEMA_VERSION, "spans": []}
+        if path.exists():
+            content = json.loads(path.read_text())
+        content["spans"].append(span)
+        path.write_text(json.dumps(content))
+    except OSError as error:
+        raise store.write_error(path, error) from None

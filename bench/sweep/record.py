@@ -1,0 +1,220 @@
+"""Turn what the worker reported of a trial into the record that is kept. Pure: no clock, no files."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+from bench.catalogue import models
+from bench.plan import scale_model
+from bench.results.trial import Breakdown, Emulation, Input, Interval, Point, Timing, Traffic, Trial
+from bench.sweep import nccl_log
+from bench.worker import step_statistics as statistics
+from bench.worker.sizes import payload_bytes
+
+# Ethernet, IP and TCP headers with timestamps: 1448 bytes of payload in 1514 on the wire.
+WIRE_OVERHEAD = 1514 / 1448
+TOLERANCE = 0.15
+# A rank whose compute takes this much longer than the median of all is a straggler.
+STRAGGLER = 1.10
+
+
+def interval(values: list[float], convert: Any = lambda value: value) -> Interval:
+    low, high = statistics.median_interval(values)
+    ends = sorted((convert(low), convert(high)))
+    return Interval(median=convert(statistics.median(values)), low=ends[0], high=ends[1])
+
+
+def ring_bytes(point: Point, factor: float) -> float:
+    """Payload each node must send per step, as a mean over nodes; gradients are reduced inside a node first.
+
+    A ring and a parameter server with a share on every node move the same bytes; single bits go from all to all.
+    """
+    sizes = [max(1, round(n / factor)) for n, _ in models.get(point.model).gradients_in_backward_order()]
+    if point.compression == "1bit":
+        return (point.nodes - 1) * point.gpus_per_node * float(sum(map(payload_bytes, sizes)))
+    return 2 * (point.nodes - 1) / point.nodes * sum(sizes) * (2 if point.compression == "fp16" else 4)
+
+
+def sent_by_node(event: dict[str, Any]) -> dict[str, dict[str, float]]:
+    """node -> interface -> bytes per step."""
+    return {rank["node"]: rank["sent"] for rank in reversed(event["ranks"]) if rank["local"] == 0}
+
+
+def mean_sent(event: dict[str, Any], interface: str) -> float:
+    nodes = sent_by_node(event)
+    return sum(sent.get(interface, 0.0) for sent in nodes.values()) / len(nodes)
+
+
+def fixed_bytes(main: dict[str, Any], check: dict[str, Any] | None, interface: str) -> float:
+    """Per node and step, what does not shrink with s: Horovod asks all the time, and each small packet has a header.
+
+    Gradients are a part of what was sent at s and half of that part at 2s; the rest is the same in both.
+    """
+    if not check:
+        return 0.0
+    more = check["scale"] / main["scale"]
+    return float(max(0.0, (more * mean_sent(check, interface) - mean_sent(main, interface)) / (more - 1)))
+
+
+def proof(
+    point: Point, main: dict[str, Any], check: dict[str, Any] | None, interface: str
+) -> tuple[Traffic, str | None]:
+    """Which interface carried the bytes, and what is wrong with that, if anything."""
+    factor, ranks, first = main["scale"], main["ranks"], sent_by_node(main)
+    expected = (ring_bytes(point, factor) + served_bytes(point, ranks)) * WIRE_OVERHEAD
+    fixed = fixed_bytes(main, check, interface)
+    traffic = Traffic(
+        interface=interface,
+        expected_bytes=expected,
+        fixed_bytes=fixed,
+        measured_bytes={node: sent.get(interface, 0.0) for node, sent in first.items()},
+        other_bytes={node: {nic: n for nic, n in sent.items() if nic != interface} for node, sent in first.items()},
+    )
+    if point.nodes == 1:
+        return traffic, None
+    total = mean_sent(main, interface)
+    for node, others in traffic.other_bytes.items():
+        for nic, sent in others.items():
+            if sent > 0.5 * expected:
+                return traffic, f"traffic went over {nic} on {node} and not over {interface}"
+    if not (1 - TOLERANCE) * expected <= total <= (1 + TOLERANCE) * (expected + fixed):
+        return traffic, (
+            f"{interface} carried {total / 1e6:.2f} MB per node and step, expected {expected / 1e6:.2f} MB "
+            f"and {fixed / 1e6:.2f} MB of negotiation, within {TOLERANCE:.0%}"
+        )
+    return traffic, None
+
+
+def served_bytes(point: Point, ranks: list[dict[str, Any]]) -> float:
+    """Bytes of shards that a node of the cluster sent to the others, per node and step."""
+    server = urlsplit(point.data.partition(":")[2]).hostname
+    if server not in {rank["node"] for rank in ranks}:
+        return 0.0
+    sent = sum(rank["input"]["read_bytes"] for rank in ranks if rank.get("input") and rank["node"] != server)
+    return float(sent / len(ranks[0]["steps"]) / point.nodes)
+
+
+def pipeline(ranks: list[dict[str, Any]]) -> Input | None:
+    """What the ranks' input pipelines could do, from the time they were busy."""
+    found = [rank["input"] for rank in ranks if rank.get("input")]
+    if not found:
+        return None
+    skipped: dict[str, int] = {}
+    for one in found:
+        for kind, count in one["skipped"].items():
+            skipped[kind] = skipped.get(kind, 0) + count
+    return Input(
+        cores=found[0]["cores"],
+        decode_busy=sum(min(1.0, one["decode_s"] / one["cores"] / one["elapsed_s"]) for one in found) / len(found),
+        decode_images_per_second=sum(
+            one["cores"] * one["decoded"] / one["decode_s"] for one in found if one["decode_s"] > 0
+        ),
+        read_mb_per_second=sum(one["read_bytes"] / one["read_s"] / 1e6 for one in found if one["read_s"] > 0),
+        reused=found[0]["reused"],
+        skipped=skipped,
+        examples=[text for one in found for text in one["examples"]][:20],
+    )
+
+
+def breakdown(ranks: list[dict[str, Any]]) -> Breakdown:
+    """Medians over steps of the mean over ranks.
+
+    A step is the wait for images, compute, and what of the communication compute could not hide. A rank whose images
+    come late holds up all, so the wait is from when the slowest rank would be done to when it was.
+    """
+    count = len(ranks[0]["steps"])
+    parts: dict[str, list[float]] = {"compute": [], "exposed_comm": [], "straggler_wait": [], "data_wait": []}
+    for i in range(count):
+        steps = [rank["steps"][i] for rank in ranks]
+        longest = max(step[1] for step in steps)
+        ready = max(step[1] + step[3] for step in steps)
+        mean = sum(step[1] for step in steps) / len(steps)
+        parts["compute"].append(mean)
+        parts["straggler_wait"].append(longest - mean)
+        parts["data_wait"].append(ready - longest)
+        parts["exposed_comm"].append(sum(step[0] for step in steps) / len(steps) - ready)
+    return Breakdown(**{key: max(0.0, statistics.median(values)) * 1e3 for key, values in parts.items()})
+
+
+def stragglers(ranks: list[dict[str, Any]]) -> list[str]:
+    own = {f"{rank['node']}/{rank['local']}": statistics.median([s[1] for s in rank["steps"]]) for rank in ranks}
+    typical = statistics.median(list(own.values()))
+    return [name for name, value in own.items() if value > STRAGGLER * typical]
+
+
+def slowest(ranks: list[dict[str, Any]], part: int) -> list[float]:
+    return [max(values) for values in zip(*([s[part] for s in rank["steps"]] for rank in ranks), strict=True)]
+
+
+def trial(
+    point: Point,
+    main: dict[str, Any],
+    check: dict[str, Any] | None,
+    compute: tuple[float, str] | None,
+    interface: str,
+    launch_s: float,
+    started: str,
+    link_share: float | None = None,
+    said: nccl_log.Log | None = None,
+) -> Trial:
+    steps = slowest(main["ranks"], 0)
+    images = point.batch * point.gpus
+    traffic, problem = proof(point, main, check, interface)
+    if said:
+        traffic = traffic.model_copy(update={"nccl": said.networks})
+        problem = said.problem() or problem
+    emulation = None
+    if compute:
+        emulation = Emulation(
+            profile=point.device.partition(":")[2],
+            profile_source=compute[1],
+            compute_ms=compute[0],
+            scale=main["scale"],
+            slowdown=main["slowdown"],
+        )
+    if check and emulation:
+        ratio = statistics.median(slowest(check["ranks"], 0)) / statistics.median(steps)
+        emulation = emulation.model_copy(
+            update={"check_scale": check["scale"], "check_ratio": ratio, "converged": scale_model.converged(ratio)}
+        )
+    ring = ring_bytes(point, main["scale"]) * main["scale"] * 8 / 1e9
+    return Trial(
+        id=point.id,
+        point=point,
+        status="failed" if problem else "ok",
+        error=problem,
+        kind=kind_of(point),
+        started=started,
+        steps=len(steps),
+        step_ms=interval(steps, lambda value: value * 1e3),
+        images_per_second=interval(steps, lambda value: images / value),
+        breakdown_ms=breakdown(main["ranks"]),
+        bus_bandwidth_gbps=interval(slowest(main["ranks"], 2), lambda value: ring / value) if point.nodes > 1 else None,
+        link_gbps=link_share * point.rate_gbps if link_share else None,
+        emulation=emulation,
+        input=pipeline(main["ranks"]),
+        traffic=traffic,
+        stragglers=stragglers(main["ranks"]),
+        host_cpu_percent=main["cpu"],
+        loss=main.get("losses", []),
+        timing=Timing(
+            launch=launch_s,
+            warmup=main["warmup_s"] + (check["warmup_s"] if check else 0),
+            measure=main["measure_s"] + (check["measure_s"] if check else 0),
+        ),
+    )
+
+
+def kind_of(point: Point) -> Literal["emulated", "cpu", "cuda"]:
+    kind = point.device.partition(":")[0]
+    return "cuda" if kind == "cuda" else "cpu" if kind == "cpu" else "emulated"
+
+
+def failure(point: Point, error: str, node: str | None, started: str, log: str | None) -> Trial:
+    return Trial.model_validate(
+        {
+            **{"id": point.id, "point": point.model_dump(), "status": "failed", "error": error, "error_node": node},
+            **{"kind": kind_of(point), "started": started, "log": log},
+        }
+    )

@@ -1,0 +1,73 @@
+"""The contract: the shape of every Terraform root's output `cluster`, which Ansible and bench rely on."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from cluster.core.config import one_line
+from cluster.core.errors import InfraError
+
+
+class Part(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class Ssh(Part):
+    user: str
+    key: str
+    known_hosts: str
+    jump_host: str | None = None
+
+
+class Node(Part):
+    index: int
+    role: Literal["head", "worker"]
+    management_address: str
+    fabric_addresses: dict[str, str]
+    gpus: int
+    gpu_model: str
+
+
+class Fabric(Part):
+    interface: str
+    subnet: str
+    rate_gbps: float
+    transport: Literal["tcp", "verbs"]
+    shaped: bool
+
+
+class Storage(Part):
+    backend: Literal["none", "glusterfs", "nfs", "existing"]
+    server: str
+    path: str
+
+
+class Contract(Part):
+    name: str
+    provider: str
+    ssh: Ssh
+    nodes: dict[str, Node]
+    fabrics: dict[str, Fabric]
+    active_fabric: str
+    storage: Storage
+
+    def ordered(self) -> list[tuple[str, Node]]:
+        """Nodes as they were numbered; a JSON object's order is not to be trusted."""
+        return sorted(self.nodes.items(), key=lambda item: item[1].index)
+
+    @property
+    def head(self) -> str:
+        return next(name for name, node in self.ordered() if node.role == "head")
+
+
+def parse(value: object) -> Contract:
+    try:
+        contract = Contract.model_validate(value)
+    except ValidationError as error:
+        raise InfraError(f"Terraform output {one_line(error, 'cluster')}") from None
+    heads = [name for name, node in contract.nodes.items() if node.role == "head"]
+    if len(heads) != 1:
+        raise InfraError(f"Terraform output cluster.nodes: expected one head, got {heads}")
+    return contract

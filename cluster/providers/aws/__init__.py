@@ -1,0 +1,1 @@
+"""Instances on EC2."""

@@ -1,0 +1,45 @@
+"""`make training-image`: the container image that GPULab jobs run, made from the node image and the bench's worker."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from cluster import image
+from cluster.core import worker_files
+from cluster.core.config import ROOT, Cluster
+from cluster.core.process import run_logged
+from cluster.core.state import State
+
+
+def name(cluster: Cluster, device: str = "cpu") -> str:
+    """By content: the node image's key and the worker's."""
+    key = image.name(cluster, device).rpartition(":")[2]
+    return f"localhost/horovod-cluster-training:{device}-{key}-{worker_files.archive()[0]}"
+
+
+def build(state: State, cluster: Cluster, say: Callable[[str], None], device: str = "cpu") -> str:
+    target = name(cluster, device)
+    if image.exists(state, target):
+        return target
+    base = image.ensure(state, cluster, say, device)
+    digest, archive = worker_files.archive()
+    with tempfile.TemporaryDirectory() as tmp:
+        context = Path(tmp)
+        with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+            tar.extractall(context / "worker", filter="data")
+        run_logged(
+            [
+                *(*image.sudo(), "podman", "build", "--quiet", "--network=none", "--tag", target),
+                *("--build-arg", f"BASE={base}", "--build-arg", f"WORKER={digest}"),
+                *("--build-arg", f"EXPECTED={'NCCL' if device == 'cuda' else 'Gloo'}"),
+                *("--file", ROOT / "containers/training/Containerfile", context),
+            ],
+            state.log("training-image"),
+            state.environment(),
+            "podman build",
+        )
+    return target

@@ -1,0 +1,216 @@
+"""What terraform/local does to this machine: one podman container or network at a time.
+
+Terraform runs this module with an action as argument and the resource's input as JSON in INPUT. Standard library only.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import ipaddress
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+LABEL = "horovod-cluster"
+BOOT_TIMEOUT = 90
+SEEDS = "seeds"
+SEED = "/var/lib/horovod-cluster-seed"
+INTERFACES = {"management": "mgmt0", "fabric": "fabric0"}
+# Before a node's init. Its own copies of what is mounted, since sshd takes only files that belong to root. And its own
+# addresses instead of those podman gave it: podman counts an address as taken for ever when a container is stopped
+# with other settings than ours, as by a plain `podman stop`, and the node could never start again.
+FIRST = f"""set -e
+install -m 600 {SEED}/ssh_host_ed25519_key /etc/ssh/
+install -m 644 {SEED}/ssh_host_ed25519_key.pub /etc/ssh/
+install -m 644 {SEED}/authorized_keys /home/ops/.ssh/
+take() {{
+  given=$(ip -o -4 address show dev $1) && length=${{given#*/}}
+  way=$(ip -4 route show default dev $1)
+  ip -4 address flush dev $1
+  ip address add $2/${{length%% *}} dev $1
+  [ -z "$way" ] || ip route add $way dev $1
+}}
+"""
+# What role fabric sets on machines of their own: a container cannot, and would get the host's, which may be bbr. Of
+# those that suit a training network a container may have reno only.
+TCP = {"net.ipv4.tcp_congestion_control": "reno", "net.ipv4.tcp_slow_start_after_idle": "0"}
+
+
+def podman(*args: str, check: bool = True) -> str:
+    conf = os.environ.get("CONTAINERS_CONF")
+    sudo = [] if os.geteuid() == 0 else ["sudo", "-n", *([f"CONTAINERS_CONF={conf}"] if conf else [])]
+    done = subprocess.run([*sudo, "podman", *args], capture_output=True, text=True)
+    if check and done.returncode:
+        sys.exit(f"podman {args[0]} failed: {done.stderr.strip() or done.stdout.strip()}")
+    return done.stdout.strip()
+
+
+def container(cluster: str, node: str) -> str:
+    return f"{cluster}-{node}"
+
+
+def hardware_address(address: str) -> str:
+    """As a real card keeps its address over a restart: with a new one each time, peers lose a node for 8 s."""
+    return "02:76:" + ":".join(f"{int(part):02x}" for part in address.split("."))
+
+
+def update_known_hosts(path: Path, address: str, port: int, key: str | None) -> None:
+    """Replace the line of this address; nodes are created in parallel, so under a lock."""
+    host = address if port == 22 else f"[{address}]:{port}"
+    with path.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        lines = path.read_text().splitlines() if path.exists() else []
+        lines = [line for line in lines if line.split(" ", 1)[0] != host]
+        if key:
+            lines.append(f"{host} {key}")
+        path.write_text("".join(f"{line}\n" for line in lines))
+
+
+def wait_for_ssh(address: str, port: int, name: str) -> None:
+    deadline = time.monotonic() + BOOT_TIMEOUT
+    while time.monotonic() < deadline:
+        try:
+            with socket.create_connection((address, port), timeout=1) as connection:
+                if connection.recv(4) == b"SSH-":
+                    return
+        except OSError:
+            pass
+        time.sleep(0.2)
+    sys.exit(f"node {name}: no SSH on {address}:{port} after {BOOT_TIMEOUT} s; see `podman logs {name}`")
+
+
+def nft(rules: str, check: bool = True) -> None:
+    sudo = [] if os.geteuid() == 0 else ["sudo", "-n"]
+    done = subprocess.run([*sudo, "nft", "-f", "-"], input=rules, capture_output=True, text=True)
+    if check and done.returncode:
+        sys.exit(f"nft failed: {done.stderr.strip()}")
+
+
+def table(cluster: str) -> str:
+    return f"inet horovod_cluster_{cluster.replace('-', '_')}"
+
+
+def close_to_neighbours(cluster: str, subnet: str) -> None:
+    """Nobody gets in through this machine: podman hides other networks' senders behind this machine's own address,
+    which the nodes trust, and its isolation does not hold while networks come and go."""
+    name = table(cluster)
+    chain = "type filter hook forward priority -10; policy accept;"
+    nft(
+        f"table {name}\ndelete table {name}\n"
+        f"table {name} {{\nchain forward {{\n{chain}\n"
+        f"ip saddr != {subnet} ip daddr {subnet} ct state new drop\n}}\n}}\n"
+    )
+
+
+def last_quarter(subnet: str) -> str:
+    """What podman gives addresses from; the nodes' own lie below."""
+    return str(list(ipaddress.ip_network(subnet).subnets(prefixlen_diff=2))[3])
+
+
+def create_network(spec: dict[str, Any]) -> None:
+    podman("network", "rm", "-f", spec["name"], check=False)
+    podman(
+        *("network", "create", "--disable-dns", "--subnet", spec["subnet"], "--ip-range", last_quarter(spec["subnet"])),
+        *("--label", f"{LABEL}={spec['cluster']}"),
+        *(["--internal"] if spec["internal"] else ["--opt", "isolate=true"]),
+        spec["name"],
+    )
+    if not spec["internal"]:
+        close_to_neighbours(spec["cluster"], spec["subnet"])
+
+
+def destroy_network(spec: dict[str, Any]) -> None:
+    podman("network", "rm", "-f", spec["name"], check=False)
+    if not spec["internal"]:
+        nft(f"delete table {table(spec['cluster'])}", check=False)
+
+
+def make_seed(folder: Path, authorized: Path, name: str) -> str:
+    """What only this node has, in a folder that it sees: its host key, and who may log in. The key's public half."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    key = folder / "ssh_host_ed25519_key"
+    key.unlink(missing_ok=True)
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", name, "-f", key], check=True)
+    shutil.copyfile(authorized, folder / "authorized_keys")
+    return " ".join(key.with_suffix(".pub").read_text().split()[:2])
+
+
+def create_node(spec: dict[str, Any]) -> None:
+    name = container(spec["cluster"], spec["name"])
+    state = Path(spec["state_dir"])
+    addresses = spec["addresses"]
+    public = make_seed(state / SEEDS / spec["name"], state / "id_ed25519.pub", spec["name"])
+    networks = []
+    first = FIRST
+    for network, address in addresses.items():
+        card = f"mac={hardware_address(address)},interface_name={INTERFACES[network]}"
+        networks += [f"--network={spec['cluster']}-{network}:{card}"]
+        first += f"take {INTERFACES[network]} {address}\n"
+    podman(
+        *("create", "--replace", "--name", name, "--hostname", spec["name"], "--label", f"{LABEL}={spec['cluster']}"),
+        # NET_ADMIN: firewall and shaping inside the node. Mounting a share by FUSE takes SYS_ADMIN too.
+        *("--systemd=always", "--cap-add=NET_ADMIN", "--shm-size=1g"),
+        *(["--cap-add=SYS_ADMIN", "--device=/dev/fuse"] if spec.get("fuse") else []),
+        *(f"--cap-add={name}" for name in spec.get("capabilities", [])),
+        "--restart=unless-stopped",
+        *(f"--sysctl={name}={value}" for name, value in TCP.items()),
+        *networks,
+        f"--volume={state / SEEDS / spec['name']}:{SEED}:ro",
+        *(f"--volume={source}:{target}:ro" for source, target in spec.get("mounts", {}).items()),
+        *(spec["image"], "/bin/sh", "-c", first + "exec /sbin/init"),
+    )
+    podman("start", name)
+    update_known_hosts(state / "known_hosts", addresses["management"], spec["ssh_port"], public)
+    wait_for_ssh(addresses["management"], spec["ssh_port"], name)
+
+
+def destroy_node(spec: dict[str, Any]) -> None:
+    podman("rm", "-f", "-i", "-t", "0", container(spec["cluster"], spec["name"]))
+    shutil.rmtree(Path(spec["state_dir"]) / SEEDS / spec["name"], ignore_errors=True)
+    known_hosts = Path(spec["state_dir"]) / "known_hosts"
+    if known_hosts.exists():
+        update_known_hosts(known_hosts, spec["addresses"]["management"], spec["ssh_port"], None)
+
+
+def states(spec: dict[str, Any]) -> None:
+    """Print node -> {state, since} for every container of the cluster, whatever Terraform believes."""
+    rows = json.loads(podman("ps", "-a", "--format=json", f"--filter=label={LABEL}={spec['cluster']}") or "[]")
+    prefix = f"{spec['cluster']}-"
+    found = {row["Names"][0].removeprefix(prefix): {"state": row["State"], "since": row["StartedAt"]} for row in rows}
+    print(json.dumps(found))
+
+
+def start(spec: dict[str, Any]) -> None:
+    name = container(spec["cluster"], spec["name"])
+    podman("start", name)
+    wait_for_ssh(spec["addresses"]["management"], spec["ssh_port"], spec["name"])
+
+
+def sweep(spec: dict[str, Any]) -> None:
+    """Remove whatever carries the cluster's label: a create that failed is not in Terraform's state."""
+    chosen = f"--filter=label={LABEL}={spec['cluster']}"
+    for identifier in podman("ps", "-aq", chosen).split():
+        podman("rm", "-f", "-i", "-t", "0", identifier)
+    for network in podman("network", "ls", "-q", chosen).split():
+        podman("network", "rm", "-f", network)
+    nft(f"delete table {table(spec['cluster'])}", check=False)
+
+
+ACTIONS = {
+    "create-network": create_network,
+    "destroy-network": destroy_network,
+    "create-node": create_node,
+    "destroy-node": destroy_node,
+    "states": states,
+    "start": start,
+    "sweep": sweep,
+}
+
+if __name__ == "__main__":
+    ACTIONS[sys.argv[1]](json.loads(os.environ["INPUT"]))

@@ -1,0 +1,24 @@
+"""What differs between kinds of nodes: one module per provider, chosen by `provider` in cluster.yml."""
+
+from __future__ import annotations
+
+from cluster.core.config import Cluster
+from cluster.core.state import State
+from cluster.providers.aws.provider import Aws
+from cluster.providers.baremetal.provider import Baremetal
+from cluster.providers.base import Provider
+from cluster.providers.gpulab.provider import OnGpulab
+from cluster.providers.local.provider import Local
+from cluster.providers.virtualwall.provider import OnVirtualWall
+
+PROVIDERS: dict[str, type[Provider]] = {
+    "aws": Aws,
+    "baremetal": Baremetal,
+    "gpulab": OnGpulab,
+    "local": Local,
+    "virtualwall": OnVirtualWall,
+}
+
+
+def provider(state: State, cluster: Cluster) -> Provider:
+    return PROVIDERS[cluster.provider](state, cluster)

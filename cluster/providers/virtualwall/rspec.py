@@ -1,0 +1,241 @@
+"""The request RSpec (GENI v3) of an experiment, our schema for it, and what a manifest says back.
+
+The schema is ours and narrower than GENI's: exactly what this project asks for, so that a wrong request is found here
+and not half an hour later by the testbed.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import xml.etree.ElementTree as ET
+from dataclasses import dataclass
+from itertools import permutations
+from typing import Any
+
+from cluster.core.errors import InfraError, UserError
+
+GENI = "http://www.geni.net/resources/rspec/3"
+JFED = "http://jfed.iminds.be/rspec/ext/jfed/1"
+KBIT_PER_GBIT = 1_000_000
+
+
+@dataclass(frozen=True)
+class Lan:
+    """One fabric: a LAN of its own, all its links with the same capacity."""
+
+    name: str
+    subnet: str
+    rate_gbps: float
+
+    @property
+    def capacity(self) -> int:
+        """In kbit/s, as RSpecs count."""
+        return round(self.rate_gbps * KBIT_PER_GBIT)
+
+
+@dataclass(frozen=True)
+class Request:
+    nodes: dict[str, dict[str, str]]  # name -> LAN -> address, in the order of the nodes
+    lans: tuple[Lan, ...]
+    component_manager: str
+    hardware_type: str
+    disk_image: str
+    head: str = "head"
+
+
+@dataclass(frozen=True)
+class Login:
+    host: str
+    port: int
+    user: str
+    jump_host: str | None = None
+
+
+def interface(node: str, lan: str) -> str:
+    return f"{node}:{lan}"
+
+
+def render(request: Request) -> str:
+    """The request as XML, in an order that depends on nothing but the request."""
+    root = ET.Element("rspec", {"xmlns": GENI, "type": "request", "generated_by": "horovod-reference-cluster"})
+    for name, addresses in request.nodes.items():
+        node = ET.SubElement(
+            root,
+            "node",
+            {"client_id": name, "component_manager_id": request.component_manager, "exclusive": "true"},
+        )
+        sliver = ET.SubElement(node, "sliver_type", {"name": "raw-pc"})
+        ET.SubElement(sliver, "disk_image", {"name": request.disk_image})
+        ET.SubElement(node, "hardware_type", {"name": request.hardware_type})
+        for lan in request.lans:
+            card = ET.SubElement(node, "interface", {"client_id": interface(name, lan.name)})
+            netmask = str(ipaddress.ip_network(lan.subnet).netmask)
+            ET.SubElement(card, "ip", {"address": addresses[lan.name], "netmask": netmask, "type": "ipv4"})
+        for group in ("cluster", "head" if name == request.head else "workers"):
+            ET.SubElement(node, "ansible_group", {"xmlns": JFED, "name": group})
+    if len(request.nodes) > 1:
+        for lan in request.lans:
+            add_link(root, request, lan)
+    ET.indent(root)
+    return '<?xml version="1.0" encoding="UTF-8"?>\n' + ET.tostring(root, encoding="unicode") + "\n"
+
+
+def add_link(root: ET.Element, request: Request, lan: Lan) -> None:
+    link = ET.SubElement(root, "link", {"client_id": f"lan-{lan.name}"})
+    ET.SubElement(link, "component_manager", {"name": request.component_manager})
+    ends = [interface(name, lan.name) for name in request.nodes]
+    for end in ends:
+        ET.SubElement(link, "interface_ref", {"client_id": end})
+    ET.SubElement(link, "link_type", {"name": "lan"})
+    # One property per direction of each pair: a pair without one would have whatever rate the switch gives.
+    for source, target in permutations(ends, 2):
+        values = {"source_id": source, "dest_id": target, "capacity": str(lan.capacity)}
+        ET.SubElement(link, "property", values)
+
+
+URN = r"urn:publicid:IDN\+[^+\s]+\+{kind}\+\S+"
+NAME = r"[a-z][a-z0-9-]*"
+END = rf"{NAME}:[a-z0-9]+"
+# element -> (attribute -> pattern, child -> (fewest, most)); a child with no upper limit has None.
+SCHEMA: dict[str, tuple[dict[str, str], dict[str, tuple[int, int | None]]]] = {
+    "rspec": ({"type": "request", "generated_by": ".+"}, {"node": (1, None), "link": (0, None)}),
+    "node": (
+        {"client_id": NAME, "component_manager_id": URN.format(kind="authority"), "exclusive": "true"},
+        {"sliver_type": (1, 1), "hardware_type": (1, 1), "interface": (1, None), "ansible_group": (1, None)},
+    ),
+    "sliver_type": ({"name": "raw-pc"}, {"disk_image": (1, 1)}),
+    "disk_image": ({"name": URN.format(kind="image")}, {}),
+    "hardware_type": ({"name": r"\S+"}, {}),
+    "interface": ({"client_id": END}, {"ip": (1, 1)}),
+    "ip": ({"address": r"[0-9.]+", "netmask": r"[0-9.]+", "type": "ipv4"}, {}),
+    "ansible_group": ({"name": NAME}, {}),
+    "link": (
+        {"client_id": r"lan-[a-z0-9]+"},
+        {"component_manager": (1, 1), "interface_ref": (2, None), "link_type": (1, 1), "property": (2, None)},
+    ),
+    "component_manager": ({"name": URN.format(kind="authority")}, {}),
+    "interface_ref": ({"client_id": END}, {}),
+    "link_type": ({"name": "lan"}, {}),
+    "property": ({"source_id": END, "dest_id": END, "capacity": r"[1-9][0-9]*"}, {}),
+}
+
+
+def local(element: ET.Element) -> str:
+    return element.tag.rpartition("}")[2]
+
+
+def check(text: str) -> None:
+    """Raise UserError for the first thing in a request that is not as it must be."""
+    try:
+        root = ET.fromstring(text)  # noqa: S314 - our own text, or a user's own file
+    except ET.ParseError as error:
+        raise UserError(f"RSpec: not XML: {error}") from None
+    problem = misfit(root, "rspec", f"/{local(root)}") or inconsistent(root)
+    if problem:
+        raise UserError(f"RSpec: {problem}")
+
+
+def check_sense(text: str) -> None:
+    """Only what does not depend on the testbed's names: for a control plane that is not asked in XML."""
+    if problem := inconsistent(ET.fromstring(text)):  # noqa: S314
+        raise UserError(f"request: {problem}")
+
+
+def misfit(element: ET.Element, expected: str, path: str) -> str | None:
+    """What is wrong with an element's shape, with its path; None when nothing is."""
+    namespace = JFED if expected == "ansible_group" else GENI
+    if element.tag != f"{{{namespace}}}{expected}":
+        return f"{path}: expected {expected} of {namespace}"
+    attributes, children = SCHEMA[expected]
+    for name, pattern in attributes.items():
+        if name not in element.attrib:
+            return f"{path}: attribute {name} is missing"
+        if not re.fullmatch(pattern, element.attrib[name]):
+            return f"{path}/@{name}: {element.attrib[name]!r} does not match {pattern}"
+    for name in element.attrib.keys() - attributes.keys():
+        return f"{path}/@{name}: unknown attribute"
+    counts = dict.fromkeys(children, 0)
+    for child in element:
+        name = local(child)
+        if name not in children:
+            return f"{path}/{name}: not allowed there"
+        counts[name] += 1
+        if problem := misfit(child, name, f"{path}/{name}[{counts[name]}]"):
+            return problem
+    for name, (fewest, most) in children.items():
+        if counts[name] < fewest or (most is not None and counts[name] > most):
+            return f"{path}: {counts[name]} x {name}, expected {fewest if most == fewest else f'at least {fewest}'}"
+    return None
+
+
+def inconsistent(root: ET.Element) -> str | None:
+    """What no shape can tell: ids and addresses once each, references that lead somewhere, the same rate on a LAN."""
+    tag = f"{{{GENI}}}"
+    for what, found in (
+        ("client_id", [e.get("client_id") for e in root.iter() if e.get("client_id") and local(e) != "interface_ref"]),
+        ("address", [e.get("address") for e in root.iter(f"{tag}ip")]),
+    ):
+        for value in found:
+            if found.count(value) > 1:
+                return f"{what} {value!r} is used more than once"
+    for address in root.iter(f"{tag}ip"):
+        try:
+            ipaddress.ip_interface(f"{address.get('address')}/{address.get('netmask')}")
+        except ValueError as error:
+            return f"ip: {error}"
+    subnets = {
+        card.get("client_id"): ipaddress.ip_interface(f"{ip.get('address')}/{ip.get('netmask')}").network
+        for card in root.iter(f"{tag}interface")
+        for ip in card.iter(f"{tag}ip")
+    }
+    linked: set[str] = set()
+    for link in root.iter(f"{tag}link"):
+        name = link.get("client_id")
+        ends = [ref.get("client_id", "") for ref in link.iter(f"{tag}interface_ref")]
+        for end in ends:
+            if end not in subnets:
+                return f"link {name}: interface_ref {end!r} is no node's interface"
+            if end in linked:
+                return f"link {name}: interface {end!r} is in two links"
+            linked.add(end)
+        if len({subnets[end] for end in ends}) > 1:
+            return f"link {name}: its interfaces are not in one subnet"
+        pairs = [(p.get("source_id", ""), p.get("dest_id", "")) for p in link.iter(f"{tag}property")]
+        for pair in permutations(ends, 2):
+            if pairs.count(pair) != 1:
+                return f"link {name}: {pairs.count(pair)} properties from {pair[0]} to {pair[1]}, expected one"
+        if set(pairs) != set(permutations(ends, 2)):
+            return f"link {name}: a property names an interface that is not in the link"
+        if len({p.get("capacity") for p in link.iter(f"{tag}property")}) > 1:
+            return f"link {name}: not all properties have the same capacity"
+    alone = subnets.keys() - linked
+    if alone and len(list(root.iter(f"{tag}node"))) > 1:
+        return f"interface {sorted(map(str, alone))[0]!r} is in no link"
+    return None
+
+
+def logins(manifest: str, nodes: list[str]) -> dict[str, Login]:
+    """How to log in to each node, from the manifest's services/login."""
+    try:
+        root = ET.fromstring(manifest)  # noqa: S314 - from the testbed the user trusts with the nodes
+    except ET.ParseError as error:
+        raise InfraError(f"the manifest is not XML: {error}") from None
+    if root.get("type") != "manifest":
+        raise InfraError(f"expected a manifest RSpec, got one of type {root.get('type')!r}")
+    found: dict[str, Login] = {}
+    for node in root.iter(f"{{{GENI}}}node"):
+        for login in node.iter(f"{{{GENI}}}login"):
+            host, user = login.get("hostname"), login.get("username")
+            if host and user and login.get("authentication", "ssh-keys") == "ssh-keys":
+                found.setdefault(node.get("client_id", ""), Login(host, int(login.get("port", "22")), user))
+    missing = [name for name in nodes if name not in found]
+    if missing:
+        raise InfraError(f"the manifest has no login for {', '.join(missing)}")
+    return {name: found[name] for name in nodes}
+
+
+def expires(manifest: str) -> str | None:
+    """When the testbed takes the nodes back, where the manifest says so."""
+    value: Any = ET.fromstring(manifest).get("expires")  # noqa: S314
+    return str(value) if value else None

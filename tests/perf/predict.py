@@ -1,0 +1,33 @@
+"""How fast predictions are: `python -m bench.predict.perf`. Exits 1 when a promise is missed."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import time
+
+from bench.catalogue import models
+from bench.predict.step import Setup, predict
+
+# Seconds: one prediction for the largest cluster, and a table of a thousand configurations of every network.
+ONE_LIMIT, TABLE_LIMIT = 0.5, 10.0
+RATES = (1, 2.5, 5, 10, 25, 40, 50, 56, 100, 200, 400)
+SIZES = (8, 16, 32, 64, 128, 256, 512, 1024)
+
+
+def main() -> int:
+    started = time.perf_counter()
+    slowest = models.NAMES[2]
+    predict(Setup(slowest, 64, 250.0, 2048, 8, 10.0))
+    one = time.perf_counter() - started
+    started = time.perf_counter()
+    cases = itertools.product(models.NAMES, RATES, SIZES, ("tcp", "rdma"))
+    table = [predict(Setup(model, 64, 250.0, gpus, 8, rate, via)) for model, rate, gpus, via in cases]
+    each = (time.perf_counter() - started) / len(table)
+    print(f"2048 GPUs, {slowest}: {one:.3f} s (limit {ONE_LIMIT})")
+    print(f"1000 configurations: {1000 * each:.2f} s (limit {TABLE_LIMIT:g}; {len(table)} run)")
+    return 0 if one < ONE_LIMIT and 1000 * each < TABLE_LIMIT else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
