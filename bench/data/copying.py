@@ -9,8 +9,8 @@ from pathlib import Path
 
 import yaml
 
-from bench.sweep import nodes
 from bench.worker import shards
+from cluster.core import ssh
 from cluster.core.config import ROOT
 from cluster.core.errors import InfraError, UserError
 from cluster.core.state import State
@@ -42,7 +42,7 @@ def push(folder: Path, env: str, name: str) -> str:
         stdout=subprocess.PIPE,
     ) as packing:
         done = subprocess.run(
-            nodes.ssh(contract, head, command), stdin=packing.stdout, capture_output=True, text=True, check=False
+            ssh.argv(contract, head, command), stdin=packing.stdout, capture_output=True, text=True, check=False
         )
     if done.returncode or packing.returncode:
         raise InfraError(f"{head}: cannot copy to {target}: {done.stderr.strip() or 'tar failed'}")

@@ -6,14 +6,14 @@ import argparse
 import json
 import math
 import os
-import subprocess
 from typing import Any
 
 from bench.columns import columns
 from bench.results.runs import Run, load
-from bench.sweep import nodes
+from bench.sweep import executors
 from bench.sweep.launch import PYTHON
 from bench.worker import shards, stages
+from cluster.core import ssh, worker_files
 from cluster.core.errors import InfraError, UserError
 from cluster.core.state import State
 from cluster.terraform import read_output
@@ -48,17 +48,12 @@ def on_node(env: str, node: str | None, cores: int, seconds: float, locations: l
     place = node or names[-1]
     if place not in names:
         raise UserError(f"--node: {place} is not a node of {env}; choose one of {', '.join(names)}")
-    worker = nodes.install_worker(contract, [place])
-    words = [PYTHON, f"{worker}/stages.py", str(cores), str(seconds), *locations]
-    done = subprocess.run(
-        nodes.as_training_account(contract, place, words),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120 + 20 * seconds * len(locations),
-    )
+    executors.install_worker(contract, [place])
+    words = [PYTHON, worker_files.folder(), "stages", str(cores), str(seconds), *locations]
+    argv = ssh.as_training_account(contract, place, words)
+    done = ssh.gather({place: argv}, timeout=120 + 20 * seconds * len(locations))[place]
     if done.returncode:
-        last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        last = (done.stderr.strip().splitlines() or ["no output"])[-1]
         raise (UserError if done.returncode == 2 else InfraError)(f"{place}: {last}")
     found: dict[str, Any] = json.loads(done.stdout)
     return {"node": place, **found}

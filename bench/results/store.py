@@ -9,12 +9,14 @@ import errno
 import json
 import os
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
 from bench.results.trial import SCHEMA_VERSION, Trial
+from bench.worker.protocol import RankReport
 from cluster.core.config import ROOT
 from cluster.core.errors import InfraError, UserError
 
@@ -47,6 +49,10 @@ class RunFolder:
         """The last record of every trial so far."""
         return read_trials(self.trials_file)[0] if self.trials_file.exists() else []
 
+    def problems(self) -> list[str]:
+        """What of trials.jsonl could not be read."""
+        return read_trials(self.trials_file)[1] if self.trials_file.exists() else []
+
     def done(self) -> set[str]:
         return {trial.id for trial in self.trials() if trial.status == "ok"}
 
@@ -73,10 +79,10 @@ class RunFolder:
             file.seek(-1, os.SEEK_END)
             return file.read(1) == b"\n"
 
-    def write_steps(self, name: str, ranks: list[dict[str, Any]]) -> str:
+    def write_steps(self, name: str, ranks: list[RankReport]) -> str:
         relative = f"steps/{name}.json"
         try:
-            (self.folder / relative).write_text(json.dumps(ranks))
+            (self.folder / relative).write_text(json.dumps([asdict(rank) for rank in ranks]))
         except OSError as error:
             raise write_error(self.folder / relative, error) from None
         return relative

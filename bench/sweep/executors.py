@@ -1,68 +1,93 @@
-"""Where a launch runs: on nodes we log in to, or as jobs on GPULab. A command prints the worker's lines."""
+"""Where a launch runs: on nodes over SSH, or as jobs on GPULab. The command of a launch prints the worker's lines."""
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 import sys
+import zlib
 from typing import Protocol
 
 from bench.plan import unfold
-from bench.sweep import launch, nodes
-from cluster.core import config, worker_files
+from bench.sweep import launch as launchers
+from bench.sweep.launch import Launch, SpecFile
+from bench.worker.protocol import Spec
+from cluster.core import config, ssh, worker_files
 from cluster.core.contract import Contract
-from cluster.core.errors import UserError
+from cluster.core.errors import InfraError, UserError
 from cluster.core.state import State
 from cluster.providers.gpulab.provider import OnGpulab
 
-ENGINES = ("horovod-gloo",)
+GPULAB_ENGINES = ("horovod-gloo",)
+# Linux allows 131,072 bytes in one variable.
+LONGEST_VARIABLE = 100_000
 
 
 class Executor(Protocol):
     contract: Contract
     grace: float  # seconds that ending everything may take
-    suffix: str  # what a run's name gets, where results of several ways to run must not mix
+    suffix: str  # part of a run's name, where results of several ways to run must not mix
 
-    def silent(self, names: list[str]) -> list[str]: ...
-    def install(self, names: list[str]) -> str: ...
+    def offline(self, names: list[str]) -> list[str]: ...
+    def install(self, names: list[str], spec: Spec) -> SpecFile: ...
     def restore(self, names: list[str]) -> None: ...
-    def argv(self, job: launch.Launch, worker: str) -> list[str]: ...
+    def argv(self, launch: Launch) -> list[str]: ...
 
 
-class Nodes:
-    """Over SSH: the head starts the launcher, a supervisor there ends it when we are gone."""
+def install_worker(contract: Contract, names: list[str], more: dict[str, bytes] | None = None) -> None:
+    """Copy the worker, and more files, to the nodes, all at once."""
+    command = f"sudo mkdir -p {worker_files.ON_NODE} && sudo tar -x -C {worker_files.ON_NODE}"
+    for node, done in ssh.run_on_all(contract, names, command, worker_files.archive(more)).items():
+        if done.returncode:
+            raise InfraError(f"node {node}: cannot copy the worker: {done.stderr.strip()}; run `make doctor`")
+
+
+class SshExecutor:
+    """The head starts the launcher; a supervisor there ends it when this process is gone."""
 
     grace = 15.0
     suffix = ""
 
     def __init__(self, contract: Contract) -> None:
         self.contract = contract
+        self.specs: set[str] = set()
 
-    def silent(self, names: list[str]) -> list[str]:
-        return nodes.silent(self.contract, names)
+    def offline(self, names: list[str]) -> list[str]:
+        return ssh.offline(self.contract, names)
 
-    def install(self, names: list[str]) -> str:
-        return nodes.install_worker(self.contract, names)
+    def install(self, names: list[str], spec: Spec) -> SpecFile:
+        """Copy the worker and the spec to the nodes, all at once."""
+        content = spec.encode()
+        digest = hashlib.sha256(content).hexdigest()
+        name = f"specs/{digest[:16]}.json"
+        self.specs.add(path := f"{worker_files.ON_NODE}/{name}")
+        install_worker(self.contract, names, {name: content})
+        return SpecFile(path, digest)
 
     def restore(self, names: list[str]) -> None:
-        nodes.restore_rates(self.contract, names)
+        """Give the fabric its own rate back. A node that does not answer gets it at boot or by the next deploy."""
+        command = f"sudo /usr/local/sbin/fabric-rate reset; sudo rm -f {' '.join(sorted(self.specs))}"
+        ssh.run_on_all(self.contract, names, command, timeout=10)
 
-    def argv(self, job: launch.Launch, worker: str) -> list[str]:
-        inner = [*("python3", f"{worker}/supervise.py", job.run, ",".join(job.hosts)), *launch.argv(job)]
-        return nodes.as_training_account(self.contract, job.hosts[0], inner)
+    def argv(self, launch: Launch) -> list[str]:
+        inner = ["python3", worker_files.folder(), "supervise", launch.run, ",".join(launch.hosts)]
+        return ssh.as_training_account(self.contract, launch.hosts[0], [*inner, *launchers.argv(launch)])
 
 
-class Jobs:
-    """On GPULab: each launch is a set of jobs. The worker is in their image; its version must be the one we have."""
+class GpulabExecutor:
+    """Each launch is a set of jobs. The worker is in their image; its version must be the one we have."""
 
     grace = 300.0
 
     def __init__(self, contract: Contract, env: str) -> None:
         self.state, self.cluster = State(env), config.load(env)
         self.provider = OnGpulab(self.state, self.cluster)
-        self.contract = self.seen(contract)
+        self.contract = self.with_interface(contract)
         self.suffix = "-1xN" if unfold.one_job(contract) else "-Nx1"
+        self.spec = b""
 
-    def seen(self, contract: Contract) -> Contract:
+    def with_interface(self, contract: Contract) -> Contract:
         """The contract with the interface that the probe found between jobs: on it their traffic is counted."""
         if not self.provider.deployment.probe_file.exists():
             return contract
@@ -70,41 +95,53 @@ class Jobs:
         fabrics = {name: one.model_copy(update={"interface": interface}) for name, one in contract.fabrics.items()}
         return contract.model_copy(update={"fabrics": fabrics})
 
-    def silent(self, names: list[str]) -> list[str]:
+    def offline(self, names: list[str]) -> list[str]:
         return []
 
-    def install(self, names: list[str]) -> str:
-        return f"/opt/bench-worker/{worker_files.archive()[0]}/bench/worker"
+    def install(self, names: list[str], spec: Spec) -> SpecFile:
+        self.spec = spec.encode()
+        return SpecFile("/tmp/bench-spec.json", hashlib.sha256(self.spec).hexdigest())  # noqa: S108 (in the job)
 
     def restore(self, names: list[str]) -> None: ...
 
-    def argv(self, job: launch.Launch, worker: str) -> list[str]:
-        if job.engine not in ENGINES:
-            raise UserError(f"plan.engines: {job.engine} needs to log in to nodes; on GPULab use {', '.join(ENGINES)}")
-        gpus = job.slots if job.cuda else 0
+    def spec_variables(self, path: str) -> dict[str, str]:
+        """The spec for gpulab_job.py, cut up: variables are the only way to hand a job a file."""
+        text = base64.b64encode(zlib.compress(self.spec)).decode()
+        parts = [text[at : at + LONGEST_VARIABLE] for at in range(0, len(text), LONGEST_VARIABLE)]
+        named = {f"SPEC_{number}": part for number, part in enumerate(parts)}
+        return {"SPEC_FILE": path, "SPEC_PARTS": str(len(parts)), **named}
+
+    def argv(self, launch: Launch) -> list[str]:
+        if launch.engine not in GPULAB_ENGINES:
+            known = ", ".join(GPULAB_ENGINES)
+            raise UserError(f"plan.engines: {launch.engine} needs SSH between nodes; on GPULab use {known}")
         # Each job finds its own interface.
-        kept = {name: value for name, value in job.environment.items() if not name.endswith(("IFACE", "IFNAME"))}
+        kept = {name: value for name, value in launch.environment.items() if not name.endswith(("IFACE", "IFNAME"))}
         request = {
             "settings": self.provider.settings.model_dump(),
             "state_dir": str(self.state.dir),
             "gpu_model": self.cluster.gpu_model,
-            "name": f"{self.cluster.name}-{job.run}",
-            "shape": {"jobs": len(job.hosts), "slots": job.slots, "gpus": gpus},
-            "command": [launch.PYTHON, f"{worker}/job.py", launch.PYTHON, *job.worker_words],
-            "environment": kept,
+            "name": f"{self.cluster.name}-{launch.run}",
+            "shape": {
+                "jobs": len(launch.hosts),
+                "slots": launch.slots,
+                "gpus": launch.slots if launch.cuda else 0,
+            },
+            "command": [launchers.PYTHON, worker_files.folder(), "gpulab_job", launchers.PYTHON, *launch.worker_words],
+            "environment": {**kept, **self.spec_variables(launch.spec.path)},
         }
-        file = self.state.dir / "requests" / f"{job.run}.json"
+        file = self.state.dir / "requests" / f"{launch.run}.json"
         file.parent.mkdir(exist_ok=True)
         file.write_text(json.dumps(request))
         return [sys.executable, "-m", "cluster.providers.gpulab.deployment", "run", str(file)]
 
 
-def make(contract: Contract, env: str) -> Nodes | Jobs:
-    return Jobs(contract, env) if contract.provider == "gpulab" else Nodes(contract)
+def make(contract: Contract, env: str) -> SshExecutor | GpulabExecutor:
+    return GpulabExecutor(contract, env) if contract.provider == "gpulab" else SshExecutor(contract)
 
 
 def size(contract: Contract, cluster: config.Cluster) -> int:
-    """How many nodes a plan may ask for; one job counts its GPUs."""
+    """How many nodes a plan may use; one job counts its GPUs."""
     if unfold.one_job(contract):
         return contract.nodes[contract.head].gpus or cluster.nodes
     return len(contract.nodes)

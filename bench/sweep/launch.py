@@ -5,13 +5,23 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from cluster import tuning
+from cluster.core import worker_files
 from cluster.tuning import Tuning
 
 PYTHON = "/opt/horovod/bin/python"
-# Our own wrapper, which has host keys checked; Horovod's own start does not (roles/horovod).
+# Our wrapper checks host keys; Horovod's own command does not (roles/horovod).
 HOROVODRUN = "/usr/local/bin/horovodrun"
 TORCHRUN = "/opt/horovod/bin/torchrun"
 MASTER_PORT = 29500
+
+
+@dataclass(frozen=True)
+class SpecFile:
+    """Where a spec lies on every node, its checksum, and which launch of it is meant."""
+
+    path: str
+    sha256: str
+    part: int = 0
 
 
 @dataclass(frozen=True)
@@ -24,8 +34,8 @@ class Launch:
     slots: int
     subnet: str
     interface: str
-    worker: str
-    spec: str
+    spec: SpecFile
+    program: str = "trials"
     settings: Tuning = field(default_factory=Tuning)
     scale: float = 1.0
     slowdown: float = 1.0
@@ -49,19 +59,19 @@ class Launch:
 
     @property
     def worker_words(self) -> list[str]:
-        return [self.worker, "--engine", self.engine, "--spec", self.spec, "--launch", self.run]
+        spec = ["--spec", self.spec.path, "--sha256", self.spec.sha256, "--part", str(self.spec.part)]
+        return [worker_files.folder(), self.program, *spec, "--launch", self.run]
 
     @property
     def inside(self) -> list[str]:
-        """podman with the host's network, so that the fabric is there, and the launcher's variables and folder let in.
+        """podman with the host's network, so that the fabric is there, and the launcher's variables and folder.
 
         The launcher's own service knows a rank by its user id, so the account keeps its id inside.
         """
         if not self.container:
             return []
         gpus = ["--device=nvidia.com/gpu=all"] if self.cuda else []
-        worker = self.worker.rpartition("/bench/")[0]
-        shared = [f"--volume={worker}:{worker}:ro", "--volume=/tmp:/tmp"]
+        shared = [f"--volume={worker_files.ON_NODE}:{worker_files.ON_NODE}:ro", "--volume=/tmp:/tmp"]
         return [
             *("podman", "run", "--rm", "--network=host", "--ipc=host", "--pid=host", "--userns=keep-id", "--env-host"),
             *(*gpus, *shared),
@@ -92,50 +102,44 @@ class Launch:
 
 def mpirun(launch: Launch) -> list[str]:
     """mpirun with the reference architecture's flags."""
-    exports = [word for name, value in launch.environment.items() for word in ("-x", f"{name}={value}")]
+    values = launch.environment
     if launch.engine in ("ddp", "ps"):
-        exports += ["-x", f"MASTER_ADDR={launch.hosts[0]}", "-x", f"MASTER_PORT={MASTER_PORT}"]
+        values |= {"MASTER_ADDR": launch.hosts[0], "MASTER_PORT": str(MASTER_PORT)}
     parameters = tuning.launch_mca(launch.settings, launch.processes)
     return [
         *("mpirun", "-np", str(launch.processes), "-H", launch.host_list, "-bind-to", "none", "-map-by", "slot"),
         *("-mca", "btl_tcp_if_include", launch.subnet, "-mca", "oob_tcp_if_include", launch.subnet),
         *(word for name, value in parameters.items() for word in ("-mca", name, value)),
-        *exports,
+        *exports(values),
         *launch.command,
     ]
 
 
+def exports(values: dict[str, str]) -> list[str]:
+    """mpirun hands on only the variables that it is told to."""
+    return [word for name, value in values.items() for word in ("-x", f"{name}={value}")]
+
+
 def horovodrun(launch: Launch) -> list[str]:
-    exports = [f"{name}={value}" for name, value in launch.environment.items()]
+    values = [f"{name}={value}" for name, value in launch.environment.items()]
     return [
-        *("env", *exports, HOROVODRUN, "--gloo", "-np", str(launch.processes), "-H", launch.host_list),
+        *("env", *values, HOROVODRUN, "--gloo", "-np", str(launch.processes), "-H", launch.host_list),
         *("--network-interfaces", launch.interface),
         *launch.command,
     ]
 
 
 def torchrun(launch: Launch) -> list[str]:
-    """One torchrun per node, started by mpirun as it has no way of its own to reach nodes."""
-    exports = [word for name, value in launch.environment.items() for word in ("-x", f"{name}={value}")]
+    """One torchrun per node, started by mpirun: torchrun itself does not reach other nodes."""
     elastic = [
         *("--nnodes", str(len(launch.hosts)), "--nproc-per-node", str(launch.slots), "--rdzv-backend", "c10d"),
         *("--rdzv-endpoint", f"{launch.hosts[0]}:{MASTER_PORT}", "--rdzv-id", launch.run),
     ]
+    hosts = ",".join(f"{host}:1" for host in launch.hosts)
     return [
-        *(
-            "mpirun",
-            "-np",
-            str(len(launch.hosts)),
-            "-H",
-            ",".join(f"{host}:1" for host in launch.hosts),
-            "-bind-to",
-            "none",
-        ),
-        *("-mca", "oob_tcp_if_include", launch.subnet, *exports),
-        *launch.inside,
-        TORCHRUN,
-        *elastic,
-        *launch.worker_words,
+        *("mpirun", "-np", str(len(launch.hosts)), "-H", hosts, "-bind-to", "none"),
+        *("-mca", "oob_tcp_if_include", launch.subnet, *exports(launch.environment)),
+        *(*launch.inside, TORCHRUN, *elastic, *launch.worker_words),
     ]
 
 

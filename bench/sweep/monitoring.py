@@ -19,8 +19,8 @@ import time
 from typing import Any
 
 from bench.results import store
-from bench.sweep import nodes
 from bench.sweep.progress import console
+from cluster.core import ssh
 from cluster.core.contract import Contract
 
 SCHEMA_VERSION = 1
@@ -80,7 +80,7 @@ def request(contract: Contract, seconds: float, ago: float) -> dict[str, Any]:
 
 def ask(contract: Contract, job: dict[str, Any]) -> dict[str, Any]:
     done = subprocess.run(
-        nodes.ssh(contract, contract.head, shlex.join(["python3", "-c", ASK])),
+        ssh.argv(contract, contract.head, shlex.join(["python3", "-c", ASK])),
         input=json.dumps(job),
         capture_output=True,
         text=True,

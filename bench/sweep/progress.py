@@ -12,15 +12,17 @@ from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 
+from bench.results.trial import Point
+
 console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 150)
 
 
 class Progress:
-    """work: what each trial is expected to cost, by its id; those that are done already are in done."""
+    """work: the expected seconds of each trial, by its id; done: the ids that are there already."""
 
     def __init__(self, work: Mapping[str, float], done: Collection[str], screen: Console = console) -> None:
         self.work, self.total, self.count, self.screen = work, len(work), len(done), screen
-        self.left = sum(work.values()) - sum(work[one] for one in done)
+        self.pending = sum(work.values()) - sum(work[one] for one in done)
         self.spent = 0.0
         self.begin = time.monotonic()
         self.current, self.state = "", ""
@@ -37,7 +39,7 @@ class Progress:
             self.live.stop()
 
     def minutes_left(self) -> float | None:
-        return max(0.0, (time.monotonic() - self.begin) / self.spent * self.left / 60) if self.spent else None
+        return max(0.0, (time.monotonic() - self.begin) / self.spent * self.pending / 60) if self.spent else None
 
     def __rich__(self) -> Table:
         view = Table.grid(padding=(0, 2))
@@ -55,7 +57,13 @@ class Progress:
 
     def finished(self, identifier: str, label: str, text: str) -> None:
         self.count += 1
-        self.left -= self.work[identifier]
+        self.pending -= self.work[identifier]
         self.spent += self.work[identifier]
         left = self.minutes_left() or 0.0
         self.screen.print(f"[{self.count:3}/{self.total}] {label}: {text}; {left:.1f} min left", markup=False)
+
+
+def label(point: Point) -> str:
+    more = "" if point.data == "synthetic" else ", real data"
+    more += "" if point.compression == "none" else f", {point.compression}"
+    return f"{point.engine} {point.fabric} {point.nodes} nodes, batch {point.batch}, {point.model}{more}"

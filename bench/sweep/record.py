@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import statistics
+from collections.abc import Callable
+from operator import attrgetter
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
@@ -9,7 +12,8 @@ from bench.catalogue import models
 from bench.plan import scale_model
 from bench.results.trial import Breakdown, Emulation, Input, Interval, Point, Timing, Traffic, Trial
 from bench.sweep import nccl_log
-from bench.worker import step_statistics as statistics
+from bench.worker import step_statistics
+from bench.worker.protocol import RankReport, Step, TrialDone
 from bench.worker.sizes import payload_bytes
 
 # Ethernet, IP and TCP headers with timestamps: 1448 bytes of payload in 1514 on the wire.
@@ -17,10 +21,11 @@ WIRE_OVERHEAD = 1514 / 1448
 TOLERANCE = 0.15
 # A rank whose compute takes this much longer than the median of all is a straggler.
 STRAGGLER = 1.10
+total, communication = attrgetter("total"), attrgetter("communication")
 
 
 def interval(values: list[float], convert: Any = lambda value: value) -> Interval:
-    low, high = statistics.median_interval(values)
+    low, high = step_statistics.median_interval(values)
     ends = sorted((convert(low), convert(high)))
     return Interval(median=convert(statistics.median(values)), low=ends[0], high=ends[1])
 
@@ -36,32 +41,30 @@ def ring_bytes(point: Point, factor: float) -> float:
     return 2 * (point.nodes - 1) / point.nodes * sum(sizes) * (2 if point.compression == "fp16" else 4)
 
 
-def sent_by_node(event: dict[str, Any]) -> dict[str, dict[str, float]]:
+def sent_by_node(event: TrialDone) -> dict[str, dict[str, float]]:
     """node -> interface -> bytes per step."""
-    return {rank["node"]: rank["sent"] for rank in reversed(event["ranks"]) if rank["local"] == 0}
+    return {rank.node: rank.sent for rank in reversed(event.ranks) if rank.local_rank == 0}
 
 
-def mean_sent(event: dict[str, Any], interface: str) -> float:
+def mean_sent(event: TrialDone, interface: str) -> float:
     nodes = sent_by_node(event)
     return sum(sent.get(interface, 0.0) for sent in nodes.values()) / len(nodes)
 
 
-def fixed_bytes(main: dict[str, Any], check: dict[str, Any] | None, interface: str) -> float:
+def fixed_bytes(main: TrialDone, check: TrialDone | None, interface: str) -> float:
     """Per node and step, what does not shrink with s: Horovod asks all the time, and each small packet has a header.
 
     Gradients are a part of what was sent at s and half of that part at 2s; the rest is the same in both.
     """
     if not check:
         return 0.0
-    more = check["scale"] / main["scale"]
+    more = check.scale / main.scale
     return float(max(0.0, (more * mean_sent(check, interface) - mean_sent(main, interface)) / (more - 1)))
 
 
-def proof(
-    point: Point, main: dict[str, Any], check: dict[str, Any] | None, interface: str
-) -> tuple[Traffic, str | None]:
+def proof(point: Point, main: TrialDone, check: TrialDone | None, interface: str) -> tuple[Traffic, str | None]:
     """Which interface carried the bytes, and what is wrong with that, if anything."""
-    factor, ranks, first = main["scale"], main["ranks"], sent_by_node(main)
+    factor, ranks, first = main.scale, main.ranks, sent_by_node(main)
     expected = (ring_bytes(point, factor) + served_bytes(point, ranks)) * WIRE_OVERHEAD
     fixed = fixed_bytes(main, check, interface)
     traffic = Traffic(
@@ -86,71 +89,70 @@ def proof(
     return traffic, None
 
 
-def served_bytes(point: Point, ranks: list[dict[str, Any]]) -> float:
+def served_bytes(point: Point, ranks: list[RankReport]) -> float:
     """Bytes of shards that a node of the cluster sent to the others, per node and step."""
     server = urlsplit(point.data.partition(":")[2]).hostname
-    if server not in {rank["node"] for rank in ranks}:
+    if server not in {rank.node for rank in ranks}:
         return 0.0
-    sent = sum(rank["input"]["read_bytes"] for rank in ranks if rank.get("input") and rank["node"] != server)
-    return float(sent / len(ranks[0]["steps"]) / point.nodes)
+    sent = sum(rank.input.read_bytes for rank in ranks if rank.input and rank.node != server)
+    return float(sent / len(ranks[0].steps) / point.nodes)
 
 
-def pipeline(ranks: list[dict[str, Any]]) -> Input | None:
+def pipeline(ranks: list[RankReport]) -> Input | None:
     """What the ranks' input pipelines could do, from the time they were busy."""
-    found = [rank["input"] for rank in ranks if rank.get("input")]
+    found = [rank.input for rank in ranks if rank.input]
     if not found:
         return None
     skipped: dict[str, int] = {}
     for one in found:
-        for kind, count in one["skipped"].items():
+        for kind, count in one.skipped.items():
             skipped[kind] = skipped.get(kind, 0) + count
     return Input(
-        cores=found[0]["cores"],
-        decode_busy=sum(min(1.0, one["decode_s"] / one["cores"] / one["elapsed_s"]) for one in found) / len(found),
-        decode_images_per_second=sum(
-            one["cores"] * one["decoded"] / one["decode_s"] for one in found if one["decode_s"] > 0
-        ),
-        read_mb_per_second=sum(one["read_bytes"] / one["read_s"] / 1e6 for one in found if one["read_s"] > 0),
-        reused=found[0]["reused"],
+        cores=found[0].cores,
+        decode_busy=sum(min(1.0, one.decode_s / one.cores / one.elapsed_s) for one in found) / len(found),
+        decode_images_per_second=sum(one.cores * one.decoded / one.decode_s for one in found if one.decode_s > 0),
+        read_mb_per_second=sum(one.read_bytes / one.read_s / 1e6 for one in found if one.read_s > 0),
+        reused=found[0].reused,
         skipped=skipped,
-        examples=[text for one in found for text in one["examples"]][:20],
+        examples=[text for one in found for text in one.examples][:20],
     )
 
 
-def breakdown(ranks: list[dict[str, Any]]) -> Breakdown:
+def breakdown(ranks: list[RankReport]) -> Breakdown:
     """Medians over steps of the mean over ranks.
 
     A step is the wait for images, compute, and what of the communication compute could not hide. A rank whose images
     come late holds up all, so the wait is from when the slowest rank would be done to when it was.
     """
-    count = len(ranks[0]["steps"])
+    count = len(ranks[0].steps)
     parts: dict[str, list[float]] = {"compute": [], "exposed_comm": [], "straggler_wait": [], "data_wait": []}
     for i in range(count):
-        steps = [rank["steps"][i] for rank in ranks]
-        longest = max(step[1] for step in steps)
-        ready = max(step[1] + step[3] for step in steps)
-        mean = sum(step[1] for step in steps) / len(steps)
+        steps = [rank.steps[i] for rank in ranks]
+        longest = max(step.compute for step in steps)
+        ready = max(step.compute + step.data_wait for step in steps)
+        mean = sum(step.compute for step in steps) / len(steps)
         parts["compute"].append(mean)
         parts["straggler_wait"].append(longest - mean)
         parts["data_wait"].append(ready - longest)
-        parts["exposed_comm"].append(sum(step[0] for step in steps) / len(steps) - ready)
+        parts["exposed_comm"].append(sum(step.total for step in steps) / len(steps) - ready)
     return Breakdown(**{key: max(0.0, statistics.median(values)) * 1e3 for key, values in parts.items()})
 
 
-def stragglers(ranks: list[dict[str, Any]]) -> list[str]:
-    own = {f"{rank['node']}/{rank['local']}": statistics.median([s[1] for s in rank["steps"]]) for rank in ranks}
+def stragglers(ranks: list[RankReport]) -> list[str]:
+    own = {f"{rank.node}/{rank.local_rank}": statistics.median(step.compute for step in rank.steps) for rank in ranks}
     typical = statistics.median(list(own.values()))
     return [name for name, value in own.items() if value > STRAGGLER * typical]
 
 
-def slowest(ranks: list[dict[str, Any]], part: int) -> list[float]:
-    return [max(values) for values in zip(*([s[part] for s in rank["steps"]] for rank in ranks), strict=True)]
+def slowest(ranks: list[RankReport], part: Callable[[Step], float]) -> list[float]:
+    """Per step, the part's longest time over all ranks."""
+    return [max(map(part, steps)) for steps in zip(*(rank.steps for rank in ranks), strict=True)]
 
 
 def trial(
     point: Point,
-    main: dict[str, Any],
-    check: dict[str, Any] | None,
+    main: TrialDone,
+    check: TrialDone | None,
     compute: tuple[float, str] | None,
     interface: str,
     launch_s: float,
@@ -158,7 +160,7 @@ def trial(
     link_share: float | None = None,
     said: nccl_log.Log | None = None,
 ) -> Trial:
-    steps = slowest(main["ranks"], 0)
+    steps = slowest(main.ranks, total)
     images = point.batch * point.gpus
     traffic, problem = proof(point, main, check, interface)
     if said:
@@ -170,15 +172,15 @@ def trial(
             profile=point.device.partition(":")[2],
             profile_source=compute[1],
             compute_ms=compute[0],
-            scale=main["scale"],
-            slowdown=main["slowdown"],
+            scale=main.scale,
+            slowdown=main.slowdown,
         )
     if check and emulation:
-        ratio = statistics.median(slowest(check["ranks"], 0)) / statistics.median(steps)
+        ratio = statistics.median(slowest(check.ranks, total)) / statistics.median(steps)
         emulation = emulation.model_copy(
-            update={"check_scale": check["scale"], "check_ratio": ratio, "converged": scale_model.converged(ratio)}
+            update={"check_scale": check.scale, "check_ratio": ratio, "converged": scale_model.converged(ratio)}
         )
-    ring = ring_bytes(point, main["scale"]) * main["scale"] * 8 / 1e9
+    ring = ring_bytes(point, main.scale) * main.scale * 8 / 1e9
     return Trial(
         id=point.id,
         point=point,
@@ -189,19 +191,21 @@ def trial(
         steps=len(steps),
         step_ms=interval(steps, lambda value: value * 1e3),
         images_per_second=interval(steps, lambda value: images / value),
-        breakdown_ms=breakdown(main["ranks"]),
-        bus_bandwidth_gbps=interval(slowest(main["ranks"], 2), lambda value: ring / value) if point.nodes > 1 else None,
+        breakdown_ms=breakdown(main.ranks),
+        bus_bandwidth_gbps=interval(slowest(main.ranks, communication), lambda value: ring / value)
+        if point.nodes > 1
+        else None,
         link_gbps=link_share * point.rate_gbps if link_share else None,
         emulation=emulation,
-        input=pipeline(main["ranks"]),
+        input=pipeline(main.ranks),
         traffic=traffic,
-        stragglers=stragglers(main["ranks"]),
-        host_cpu_percent=main["cpu"],
-        loss=main.get("losses", []),
+        stragglers=stragglers(main.ranks),
+        host_cpu_percent=main.cpu_percent,
+        loss=main.losses,
         timing=Timing(
             launch=launch_s,
-            warmup=main["warmup_s"] + (check["warmup_s"] if check else 0),
-            measure=main["measure_s"] + (check["measure_s"] if check else 0),
+            warmup=main.warmup_s + (check.warmup_s if check else 0),
+            measure=main.measure_s + (check.measure_s if check else 0),
         ),
     )
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -19,13 +20,13 @@ from typing import Any
 import yaml
 from rich.table import Table
 
-from bench.comm.command import START_LIMIT, Case, Communication, sizes
-from bench.plan import check
+from bench.comm.measure import START_LIMIT, Case, Communication, sizes
+from bench.plan import check, unfold
 from bench.plan.schema import Plan
-from bench.results import store
-from bench.sweep.command import Sweep
+from bench.sweep import record, spec
 from bench.sweep.progress import console
-from bench.worker import step_statistics as statistics
+from bench.worker import step_statistics
+from bench.worker.protocol import Spec, TrialDone
 from cluster import lifecycle, tuning
 from cluster.core.contract import Contract
 from cluster.core.errors import InfraError, UserError
@@ -76,7 +77,7 @@ class Seen:
 
     @property
     def interval(self) -> tuple[float, float]:
-        return statistics.median_interval(self.steps)
+        return step_statistics.median_interval(self.steps)
 
 
 def better(one: Seen, other: Seen) -> bool:
@@ -124,7 +125,7 @@ def small_below(contract: Contract, fabric: str, chosen: Tuning) -> int:
     finally:
         work.close()
     for case in cases:
-        if statistics.median(ours[case.id]["times"]) < statistics.median(defaults[case.id]["times"]):
+        if statistics.median(ours[case.id].times) < statistics.median(defaults[case.id].times):
             return case.size
     return cases[-1].size
 
@@ -179,24 +180,21 @@ def write(path: Path, fabric: str, settings: Tuning) -> None:
 class Steps:
     """Measures a training step with given settings, as the sweep does."""
 
-    def __init__(self, env: str, contract: Contract, wanted: Plan) -> None:
-        self.work = Communication(contract, wanted.fabrics[0], wanted.nodes[0])
-        self.sweep = Sweep(
-            contract, wanted, store.RunFolder(store.RESULTS / env / "tune"), self.work.executor, {}, None, False
-        )
+    def __init__(self, contract: Contract, plan: Plan) -> None:
+        self.plan, self.work = plan, Communication(contract, plan.fabrics[0], plan.nodes[0])
+        self.group = next(unfold.points(plan, contract))
+        self.shaped = contract.fabrics[contract.active_fabric].shaped
 
     def __call__(self, settings: Tuning, seconds: float, engine: str = "") -> list[float]:
-        self.sweep.plan = self.sweep.plan.model_copy(update={"seconds": seconds})
-        one = self.sweep.launches[0]
-        job = self.work.job(engine or settings.engine, settings, {})
-        emulated = self.sweep.plan.device.startswith("emulated:")
-        spec = self.sweep.spec(one, self.work.scale if emulated else 1.0)
-        job = replace(job, worker=f"{self.work.worker}/main.py", spec=spec)
-        for line in self.work.lines(job, START_LIMIT + 6 * seconds):
-            if line["event"] == "trial":
-                return [
-                    max(parts) for parts in zip(*([s[0] for s in rank["steps"]] for rank in line["ranks"]), strict=True)
-                ]
+        plan = self.plan.model_copy(update={"seconds": seconds})
+        group = replace(self.group, engine=engine or settings.engine)
+        scaling = spec.Scaling(self.work.scale if spec.emulated(plan) else 1.0)
+        launch_spec = spec.launch_spec(plan, group, self.shaped, scaling, check=False)
+        whole = Spec([launch_spec], spec.gradients(plan, plan.models))
+        launch = self.work.launch(group.engine, settings, whole, "trials")
+        for event in self.work.events(launch, START_LIMIT + 6 * seconds):
+            if isinstance(event, TrialDone):
+                return record.slowest(event.ranks, record.total)
         raise InfraError("the worker ended early")
 
 
@@ -216,7 +214,7 @@ def run(args: argparse.Namespace) -> int:
     check.check(wanted, contract, len(contract.nodes), max(node.gpus for node in contract.nodes.values()))
     before = tuning.choose(tuning.load(args.env), fabric, contract.fabrics[fabric])
     deadline = time.monotonic() + 60 * args.minutes
-    measure = Steps(args.env, contract, wanted)
+    measure = Steps(contract, wanted)
 
     def say(text: str) -> None:
         if not args.json:

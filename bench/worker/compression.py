@@ -6,11 +6,12 @@ do not add up, so every rank gets every rank's and adds them itself.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 
+from bench.worker.engines import Engine
 from bench.worker.sizes import MEANS
 
 
@@ -59,5 +60,5 @@ class OneBit:
             tensor.copy_(torch.stack(tuple(parts)).sum(0).view_as(tensor))
 
 
-def wrap(engine: Any, compression: str) -> Any:
-    return OneBit(engine) if compression == "1bit" else engine
+def wrap(engine: Engine, compression: str) -> Engine:
+    return cast(Engine, OneBit(engine)) if compression == "1bit" else engine

@@ -12,7 +12,9 @@ from nvidia.dali import fn, pipeline_def, types
 from nvidia.dali.plugin.pytorch import DALIGenericIterator, LastBatchPolicy
 
 from bench.worker import images
+from bench.worker.engines import Engine
 from bench.worker.feed import Feed
+from bench.worker.protocol import TrialSpec
 from bench.worker.shards import DataError, Index, is_url
 
 THREADS = 4
@@ -48,7 +50,7 @@ def pipeline(paths: list[str], indexes: list[str], rank: int, ranks: int, pixels
 
 
 class DaliFeed(Feed):
-    def __init__(self, index: Index, trial: dict[str, Any], engine: Any) -> None:
+    def __init__(self, index: Index, trial: TrialSpec, engine: Engine) -> None:
         if is_url(index.location):
             raise DataError(f"{index.location}: DALI reads files; name a folder on the nodes or on a share")
         paths = [f"{index.location}/{shard.name}" for shard in index.shards]
@@ -57,8 +59,8 @@ class DaliFeed(Feed):
             [path.removesuffix(".tar") + ".idx" for path in paths],
             engine.rank,
             engine.size,
-            trial["pixels"],
-            batch_size=trial["batch"],
+            trial.pixels,
+            batch_size=trial.batch,
             num_threads=THREADS,
             device_id=engine.local_rank,
         )

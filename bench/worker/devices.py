@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import Protocol
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
 from bench.worker import torch_models
+from bench.worker.engines import Engine, GradientSum
 from bench.worker.feed import Feed
+from bench.worker.protocol import Gradient, Step, TrialSpec
 
 FORWARD_SHARE = 1 / 3
 LEARNING_RATE = 0.01
 
-# A step's seconds: the whole of it, its compute, from the first gradient to the last sum, and the wait for images.
-Step = tuple[float, float, float, float]
+
+class Device(Protocol):
+    losses: list[float]
+
+    def step(self, engine: GradientSum) -> Step: ...
+    def check(self, engine: Engine) -> None: ...
 
 
 def sleep_until(moment: float) -> None:
@@ -28,22 +34,22 @@ def sleep_until(moment: float) -> None:
 class EmulatedDevice:
     """Sleeps through compute and releases the model's gradients, n/s elements each, when a device would have them."""
 
-    def __init__(self, trial: dict[str, Any], source: Feed) -> None:
+    def __init__(self, trial: TrialSpec, gradients: list[Gradient], source: Feed) -> None:
         self.source = source
-        self.slowdown = trial["slowdown"]
-        compute = trial["compute_ms"] / 1000 * self.slowdown
+        self.slowdown = trial.slowdown
+        compute = (trial.compute_ms or 0.0) / 1000 * self.slowdown
         self.forward = compute * FORWARD_SHARE
         self.backward = compute - self.forward
-        self.scale = trial["scale"]
-        kind = torch.float16 if trial["compression"] == "fp16" else torch.float32
+        self.scale = trial.scale
+        kind = torch.float16 if trial.compression == "fp16" else torch.float32
         # Named alike in every trial of a launch: Horovod remembers names, and with each it negotiates slower.
         self.gradients = [
-            (f"{trial['model']}.{i}", torch.ones(max(1, round(elements / self.scale)), dtype=kind), ready)
-            for i, (elements, ready) in enumerate(trial["gradients"])
+            (f"{trial.model}.{i}", torch.ones(max(1, round(one.elements / self.scale)), dtype=kind), one.ready)
+            for i, one in enumerate(gradients)
         ]
         self.losses: list[float] = []
 
-    def step(self, engine: Any) -> Step:
+    def step(self, engine: GradientSum) -> Step:
         asked = time.perf_counter()
         self.source.wait()
         start = time.perf_counter()
@@ -58,9 +64,9 @@ class EmulatedDevice:
         engine.wait()
         end = time.perf_counter()
         slow = self.slowdown
-        return (end - asked) / slow, (computed - start) / slow, (end - first) / slow, (start - asked) / slow
+        return Step((end - asked) / slow, (computed - start) / slow, (end - first) / slow, (start - asked) / slow)
 
-    def check(self, engine: Any) -> None:
+    def check(self, engine: Engine) -> None:
         for name, tensor, _ in self.gradients:
             if float(tensor[0]) != engine.size:
                 raise RuntimeError(f"{name}: the sum over {engine.size} processes came out as {float(tensor[0])}")
@@ -81,7 +87,7 @@ class TrainingDevice:
         self.model, self.images, self.labels, self.name, self.half = model, images, labels, name, half
         self.source = source or Feed()
         self.optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE, momentum=0.9)
-        self.engine: Any = None
+        self.engine: GradientSum | None = None
         self.sent: list[tuple[torch.Tensor, torch.Tensor]] = []
         self.first = 0.0
         self.losses: list[float] = []
@@ -91,7 +97,7 @@ class TrainingDevice:
     def submit(self, number: int, parameter: torch.Tensor) -> None:
         self.first = self.first or time.perf_counter()
         gradient = parameter.grad
-        assert gradient is not None  # noqa: S101
+        assert gradient is not None and self.engine is not None  # noqa: S101
         tensor = gradient.half() if self.half else gradient
         self.sent.append((gradient, tensor))
         self.engine.submit(f"{self.name}.{number}", tensor)
@@ -100,11 +106,11 @@ class TrainingDevice:
         if self.images.is_cuda:
             torch.cuda.synchronize()
 
-    def start_alike(self, engine: Any) -> None:
+    def start_alike(self, engine: Engine) -> None:
         """All ranks begin with rank 0's weights."""
         self.model.load_state_dict(engine.broadcast(self.model.state_dict()))
 
-    def step(self, engine: Any) -> Step:
+    def step(self, engine: GradientSum) -> Step:
         self.engine, self.sent, self.first = engine, [], 0.0
         asked = time.perf_counter()
         if (batch := self.source.tensors(self.images.device)) is not None:
@@ -123,9 +129,9 @@ class TrainingDevice:
         self.synchronize()
         end = time.perf_counter()
         self.losses.append(float(loss.detach()))
-        return end - asked, computed - start, end - self.first, start - asked
+        return Step(end - asked, computed - start, end - self.first, start - asked)
 
-    def check(self, engine: Any) -> None:
+    def check(self, engine: Engine) -> None:
         """All ranks still hold the same weights."""
         total = float(sum(parameter.detach().double().sum() for parameter in self.model.parameters()))
         sums = engine.gather(total)
@@ -133,16 +139,16 @@ class TrainingDevice:
             raise RuntimeError(f"the ranks' weights have come apart: their sums are {sums}")
 
 
-def make(trial: dict[str, Any], engine: Any, source: Feed) -> EmulatedDevice | TrainingDevice:
-    if trial["device"] == "emulated":
-        return EmulatedDevice(trial, source)
-    place = torch.device("cuda", engine.local_rank) if trial["device"] == "cuda" else torch.device("cpu")
+def make(trial: TrialSpec, gradients: list[Gradient], engine: Engine, source: Feed) -> Device:
+    if trial.device == "emulated":
+        return EmulatedDevice(trial, gradients, source)
+    place = torch.device("cuda", engine.local_rank) if trial.device == "cuda" else torch.device("cpu")
     torch.manual_seed(1)
-    model = torch_models.MODELS[trial["model"]]().to(place)
+    model = torch_models.MODELS[trial.model]().to(place)
     generator = torch.Generator().manual_seed(100 + engine.rank)
-    pixels = trial["pixels"]
-    images = torch.randn(trial["batch"], 3, pixels, pixels, generator=generator).to(place)
-    labels = torch.randint(torch_models.CLASSES, (trial["batch"],), generator=generator).to(place)
-    device = TrainingDevice(model, images, labels, trial["model"], trial["compression"] == "fp16", source)
+    pixels = trial.pixels
+    images = torch.randn(trial.batch, 3, pixels, pixels, generator=generator).to(place)
+    labels = torch.randint(torch_models.CLASSES, (trial.batch,), generator=generator).to(place)
+    device = TrainingDevice(model, images, labels, trial.model, trial.compression == "fp16", source)
     device.start_alike(engine)
     return device

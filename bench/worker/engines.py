@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import time
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -13,6 +13,32 @@ DDP_FIRST_BUCKET = 1 << 20
 DDP_BUCKET = 25 << 20
 # Between two looks whether a collective is done: a tenth of what it has taken so far, within these.
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.0001, 0.001
+
+
+class GradientSum(Protocol):
+    """Adds gradients up over all ranks: begin a step, submit each tensor when it is ready, wait for the sums."""
+
+    rank: int
+    size: int
+    local_rank: int
+
+    def begin(self, scale: float) -> None: ...
+    def submit(self, name: str, tensor: torch.Tensor) -> None: ...
+    def wait(self) -> None: ...
+
+
+class Engine(GradientSum, Protocol):
+    """With what ranks need besides: objects for all, single collectives, an end."""
+
+    def barrier(self) -> None: ...
+    def broadcast(self, value: Any) -> Any: ...
+    def gather(self, value: Any) -> list[Any]: ...
+    def all_reduce(self, name: str, tensor: torch.Tensor) -> torch.Tensor: ...
+    def broadcast_tensor(self, name: str, tensor: torch.Tensor) -> torch.Tensor: ...
+    def all_gather(self, name: str, tensor: torch.Tensor) -> torch.Tensor: ...
+    def reduce_scatter(self, name: str, tensor: torch.Tensor) -> torch.Tensor: ...
+    def all_to_all(self, name: str, tensor: torch.Tensor) -> torch.Tensor: ...
+    def close(self) -> None: ...
 
 
 class HorovodEngine:
@@ -195,7 +221,7 @@ class DdpEngine(TorchEngine):
         return results
 
 
-def make(name: str) -> HorovodEngine | TorchEngine:
+def make(name: str) -> Engine:
     if name == "ddp":
         return DdpEngine()
     if name == "ps":

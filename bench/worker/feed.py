@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from typing import Any
 
 import torch
 
 from bench.worker import images, shards, torch_models
+from bench.worker.engines import Engine
 from bench.worker.loader import Loader
+from bench.worker.protocol import InputReport, TrialSpec
 
 
 class Feed:
@@ -21,7 +22,7 @@ class Feed:
 
     def start(self) -> None: ...
 
-    def report(self) -> dict[str, Any] | None:
+    def report(self) -> InputReport | None:
         return None
 
     def close(self) -> None: ...
@@ -48,15 +49,19 @@ class ShardFeed(Feed):
         # Bytes go to the device and are normalised there: a third of what floats would take on the bus.
         return normalised(pixels.to(place, non_blocking=True)), labels.to(place, non_blocking=True)
 
-    def report(self) -> dict[str, Any]:
-        return {
-            **self.loader.meter.since(self.before),
-            "elapsed_s": time.perf_counter() - self.begin,
-            "cores": self.cores,
-            "reused": self.reused,
-            "skipped": dict(self.loader.faults.counts),
-            "examples": self.loader.faults.examples,
-        }
+    def report(self) -> InputReport:
+        did = self.loader.meter.since(self.before)
+        return InputReport(
+            cores=self.cores,
+            reused=self.reused,
+            elapsed_s=time.perf_counter() - self.begin,
+            read_bytes=did["read_bytes"],
+            read_s=did["read_s"],
+            decoded=did["decoded"],
+            decode_s=did["decode_s"],
+            skipped=dict(self.loader.faults.counts),
+            examples=self.loader.faults.examples,
+        )
 
     def close(self) -> None:
         self.loader.close()
@@ -69,16 +74,16 @@ def normalised(pixels: torch.Tensor) -> torch.Tensor:
     return ((pixels[..., :3].float() / 255 - mean) / deviation).permute(0, 3, 1, 2).contiguous()
 
 
-def make(trial: dict[str, Any], engine: Any) -> Feed:
-    data = trial["data"]
+def make(trial: TrialSpec, engine: Engine) -> Feed:
+    data = trial.input
     if data is None:
         return Feed()
-    index = shards.load_index(data["location"])
-    if trial["device"] != "emulated" and index.classes > torch_models.CLASSES:
+    index = shards.load_index(data.location)
+    if trial.device != "emulated" and index.classes > torch_models.CLASSES:
         raise shards.DataError(
             f"{index.location}: {index.classes} classes, the models tell {torch_models.CLASSES} apart"
         )
-    if data["loader"] == "dali":
+    if data.loader == "dali":
         from bench.worker.dali import DaliFeed
 
         return DaliFeed(index, trial, engine)
@@ -86,12 +91,12 @@ def make(trial: dict[str, Any], engine: Any) -> Feed:
         index,
         engine.rank,
         engine.size,
-        trial["batch"],
-        cores=data["cores"],
-        policy=data["policy"],
-        strict=data["strict"],
-        pixels=trial["pixels"],
-        floats=trial["device"] == "cpu",
-        repeat=data["reused"],
+        trial.batch,
+        cores=data.cores,
+        policy=data.policy,
+        strict=data.strict,
+        pixels=trial.pixels,
+        floats=trial.device == "cpu",
+        repeat=data.reused,
     )
-    return ShardFeed(loader, data["cores"], data["reused"])
+    return ShardFeed(loader, data.cores, data.reused)

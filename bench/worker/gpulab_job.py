@@ -6,6 +6,7 @@ One job with several GPUs needs no meeting: horovodrun starts its ranks.
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import shutil
@@ -13,6 +14,7 @@ import socket
 import subprocess
 import sys
 import time
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +115,13 @@ def rank_environment(number: int, count: int, folder: Path, deadline: float) -> 
     }
 
 
+def write_spec() -> None:
+    """The spec of the launch, which the controller put into variables: there is no other way into a job."""
+    if "SPEC_FILE" in os.environ:
+        parts = [os.environ.pop(f"SPEC_{number}") for number in range(int(os.environ["SPEC_PARTS"]))]
+        Path(os.environ["SPEC_FILE"]).write_bytes(zlib.decompress(base64.b64decode("".join(parts))))
+
+
 def leave(number: int, count: int, folder: Path) -> None:
     """Job 0 is the last to go and clears the folder away; a job that crashed leaves it for another time."""
     put(folder, f"{number}.left", {})
@@ -123,9 +132,11 @@ def leave(number: int, count: int, folder: Path) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def main(argv: list[str]) -> int:
+def main() -> int:
+    argv = sys.argv[1:]
     number, count, slots = (int(os.environ[name]) for name in ("JOB_NUMBER", "JOB_COUNT", "JOB_SLOTS"))
     folder = Path(os.environ["JOB_FOLDER"])
+    write_spec()
     deadline = time.monotonic() + float(os.environ["JOB_START_SECONDS"])
     if count == 1:
         launcher = Path(sys.executable).parent / "horovodrun"
@@ -139,7 +150,3 @@ def main(argv: list[str]) -> int:
         code = subprocess.run(argv, env=environment, check=False).returncode
     leave(number, count, folder)
     return code
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -1,6 +1,6 @@
 """Run on the head by the training account: goodput between ring neighbours by iperf3, one pair after the other.
 
-    links.py SECONDS NODE NODE ...
+    links SECONDS NODE NODE ...
 
 Prints one JSON list of {node, to, gbps}. Standard library only.
 """
@@ -34,8 +34,4 @@ def main() -> None:
         report = json.loads(on(sender, "iperf3", "-c", receiver, "-p", str(PORT + i), "-t", seconds, "-J"))
         gbps = report["end"]["sum_received"]["bits_per_second"] / 1e9
         found.append({"node": sender, "to": receiver, "gbps": gbps})
-    print("@bench " + json.dumps({"event": "links", "ring": found}))
-
-
-if __name__ == "__main__":
-    main()
+    print(json.dumps(found))

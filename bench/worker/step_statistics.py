@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
+import statistics
 from math import comb
 
 STEADY = 0.05
 SMALLEST_SAMPLE = 6
-
-
-def median(values: list[float]) -> float:
-    ordered = sorted(values)
-    middle = len(ordered) // 2
-    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
 
 
 def median_interval(values: list[float], confidence: float = 0.95) -> tuple[float, float]:
@@ -37,7 +32,7 @@ def half_width(values: list[float]) -> float:
     if len(values) < SMALLEST_SAMPLE:
         return float("inf")
     low, high = median_interval(values)
-    return (high - low) / 2 / median(values)
+    return (high - low) / 2 / statistics.median(values)
 
 
 def settled(values: list[float]) -> bool:

@@ -46,7 +46,3 @@ def main() -> None:
     sys.stdout.flush()
     # The watcher still sits in a read; an ordinary exit would wait for its lock and abort.
     os._exit(code & 0xFF)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,6 @@
 """Run on a node: what lies between a process and the fabric. Standard library only.
 
-    topology.py INTERFACE
+    topology INTERFACE
 
 Prints one JSON object: cores and NUMA nodes, the interface's driver, speed and NUMA node, and the same of every GPU. A
 process on another NUMA node than its card pays for the way between them.
@@ -76,8 +76,4 @@ def gpus() -> list[dict[str, Any]]:
 def main() -> None:
     memories = len(list((SYS / "devices/system/node").glob("node[0-9]*"))) or 1
     found = {"node": socket.gethostname(), "cores": len(os.sched_getaffinity(0)), "numa_nodes": memories}
-    print("@bench " + json.dumps({**found, "card": card(sys.argv[1]), "gpus": gpus()}))
-
-
-if __name__ == "__main__":
-    main()
+    print(json.dumps({**found, "card": card(sys.argv[1]), "gpus": gpus()}))

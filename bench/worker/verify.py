@@ -7,12 +7,9 @@ from __future__ import annotations
 
 import json
 import sys
-from pathlib import Path
 
 import torch
 from torch import nn
-
-sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from bench.worker import compression, devices, engines
 
@@ -44,9 +41,7 @@ def network() -> nn.Sequential:
     )
 
 
-def train(
-    engine: engines.HorovodEngine | engines.DdpEngine | Alone, images: torch.Tensor, labels: torch.Tensor
-) -> devices.TrainingDevice:
+def train(engine: engines.GradientSum, images: torch.Tensor, labels: torch.Tensor) -> devices.TrainingDevice:
     model = network()
     model(images[:1])
     torch.manual_seed(7)
@@ -84,7 +79,3 @@ def main() -> None:
         print("@bench " + json.dumps(result), flush=True)
     engine.barrier()
     engine.close()
-
-
-if __name__ == "__main__":
-    main()

@@ -1,30 +1,47 @@
-"""bench/worker as an archive, named by its content: what is copied to nodes and into the training image."""
+"""bench/worker as an archive to unpack in /opt/bench-worker, in a folder named by its content.
+
+The folder has __main__.py, so `python FOLDER PROGRAM` runs a program of the worker and finds its modules.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import io
 import tarfile
+from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 
 import bench.worker
 
 WORKER = Path(bench.worker.__file__).parent
+ON_NODE = "/opt/bench-worker"
 
 
-def archive() -> tuple[str, bytes]:
-    """The worker's files as a tar, and a name made of their content."""
-    files = [WORKER.parent / "__init__.py", *sorted(WORKER.glob("*.py"))]
-    digest = hashlib.sha256(b"".join(path.name.encode() + path.read_bytes() for path in files)).hexdigest()[:12]
+@cache
+def _files() -> dict[str, bytes]:
+    paths = {"__main__.py": WORKER / "__main__.py", "bench/__init__.py": WORKER.parent / "__init__.py"}
+    paths |= {f"bench/worker/{path.name}": path for path in sorted(WORKER.glob("*.py"))}
+    return {name: path.read_bytes() for name, path in paths.items()}
+
+
+@cache
+def digest() -> str:
+    return hashlib.sha256(b"".join(name.encode() + content for name, content in _files().items())).hexdigest()[:12]
+
+
+def folder() -> str:
+    """Where the worker's files are on a node."""
+    return f"{ON_NODE}/{digest()}"
+
+
+def archive(more: Mapping[str, bytes] | None = None) -> bytes:
+    """A tar of the worker and of more files, by name in /opt/bench-worker."""
+    files = {f"{digest()}/{name}": content for name, content in _files().items()} | dict(more or {})
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as tar:
-        for path in files:
-            tar.add(path, arcname=str(path.relative_to(WORKER.parent.parent)), filter=_plain)
-    return digest, buffer.getvalue()
-
-
-def _plain(info: tarfile.TarInfo) -> tarfile.TarInfo:
-    info.uid = info.gid = 0
-    info.uname = info.gname = "root"
-    info.mode = 0o644
-    return info
+        for name, content in files.items():
+            info = tarfile.TarInfo(name)
+            info.size, info.mode = len(content), 0o644
+            tar.addfile(info, io.BytesIO(content))
+    return buffer.getvalue()

@@ -340,7 +340,7 @@ def test_torchrun_starts_the_same_worker(tmp_path):
 )
 def test_training_on_many_ranks_equals_one(engine, compression):
     """N ranks with batch b hold the same weights: those of one rank with batch N x b, or near them with single bits."""
-    worker = podman("exec", f"{ENV}-head", "sh", "-c", "ls -td /opt/bench-worker/*/bench/worker | head -n 1")
+    worker = podman("exec", f"{ENV}-head", "sh", "-c", "ls -td /opt/bench-worker/*/bench | head -n 1")
     hosts = [
         "-H",
         "head:1,w1:1,w2:1",
@@ -359,7 +359,8 @@ def test_training_on_many_ranks_equals_one(engine, compression):
         "mpirun",
         *hosts,
         "/opt/horovod/bin/python",
-        f"{worker}/verify.py",
+        str(Path(worker.strip()).parent),
+        "verify",
         engine,
         compression,
     ]
@@ -373,7 +374,7 @@ def test_training_on_many_ranks_equals_one(engine, compression):
 
 def ranks_left() -> str:
     return "".join(
-        podman("exec", f"{ENV}-{node}", "pgrep", "-f", "bench/worker/main.py") for node in ("head", "w1", "w2")
+        podman("exec", f"{ENV}-{node}", "pgrep", "-f", "bench-worker/.* trials") for node in ("head", "w1", "w2")
     )
 
 

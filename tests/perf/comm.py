@@ -25,7 +25,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests/e2e")]
 from test_cluster import BIN, make_env  # noqa: E402
 
 from bench.catalogue import models  # noqa: E402
-from bench.comm.command import Case, Communication  # noqa: E402
+from bench.comm.measure import Case, Communication  # noqa: E402
 from bench.plan.schema import Plan  # noqa: E402
 from bench.tune.command import Steps  # noqa: E402
 from bench.worker import step_statistics as statistics  # noqa: E402
@@ -144,7 +144,7 @@ def small(contract: Contract, goals: Goals) -> None:
 def step(contract: Contract, goals: Goals) -> None:
     wanted = Plan(nodes=[4], batches=[64], fabrics=["1g"], models=["resnet50"], device="emulated:p100")
     chosen = tuning.choose({}, "1g", contract.fabrics["1g"])
-    measure = Steps(ENV, contract, wanted)
+    measure = Steps(contract, wanted)
     ways = {
         "tuned": chosen,
         "defaults": UNTUNED,

@@ -8,8 +8,12 @@ import pytest
 from test_inventory import OUTPUT
 
 from bench.comm import command as comm
+from bench.comm import measure
+from bench.sweep.launch import SpecFile
+from bench.worker.protocol import CaseDone
 from cluster.core import contract
 from cluster.core.errors import UserError
+from cluster.tuning import Tuning
 
 CLUSTER = contract.parse(OUTPUT)
 
@@ -28,12 +32,12 @@ def test_sizes_are_read_as_people_write_them():
 
 
 def test_sizes_go_up_to_the_largest():
-    assert comm.sizes(4096, 70_000) == [4096, 16384, 65536]
+    assert measure.sizes(4096, 70_000) == [4096, 16384, 65536]
 
 
 @pytest.mark.parametrize(("name", "factor"), [("all_reduce", 1.5), ("broadcast", 1.0), ("all_gather", 0.75)])
 def test_bus_bandwidth_is_what_a_link_carries(name, factor):
-    assert comm.Case(name, 4096).bus_factor(4) == factor
+    assert measure.Case(name, 4096).bus_factor(4) == factor
 
 
 @pytest.mark.parametrize(
@@ -54,17 +58,22 @@ def test_bad_input_is_named_before_anything_runs(monkeypatch, words, named):
 
 def test_rows_are_in_the_modelled_clusters_units(monkeypatch):
     """At s = 4, a quarter of the bytes in the time the whole would take at the full rate."""
-    work = comm.Communication.__new__(comm.Communication)
+    work = measure.Communication.__new__(measure.Communication)
     work.contract, work.fabric, work.scale, work.rate_mbit = CLUSTER, "1g", 4.0, 250.0
-    work.names, work.worker = ["head", "w1"], "/w"
+    work.names, work.slots = ["head", "w1"], 0
     sent = []
 
-    def lines(job, limit):
-        sent.append(job)
-        return [{"event": "case", "id": "all_reduce-8000000", "times": [0.064] * 8, "errors": 0}]
+    def events(launch, limit):
+        sent.append(launch)
+        return [CaseDone("all_reduce-8000000", [0.064] * 8, 0)]
 
-    monkeypatch.setattr(work, "lines", lines)
-    (row,) = work.collectives("ddp", comm.Tuning(), [comm.Case("all_reduce", 8_000_000)], 1.0)
+    class Installs:
+        def install(self, names, spec):
+            return SpecFile("x", "y")
+
+    work.executor = Installs()
+    monkeypatch.setattr(work, "events", events)
+    (row,) = work.collectives("ddp", Tuning(), [measure.Case("all_reduce", 8_000_000)], 1.0)
     assert row["busbw_gbps"] == pytest.approx(1.0)
     assert row["errors"] == 0
     assert sent[0].hosts == ("head", "w1")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 import yaml
@@ -13,8 +14,9 @@ from bench.explain.command import explain_run
 from bench.plan import check, schema, unfold
 from bench.results.runs import load
 from bench.results.trial import Point
-from bench.sweep import command as sweep
 from bench.sweep import record
+from bench.sweep.spec import input_spec
+from bench.worker.protocol import InputReport, RankReport, Step
 from cluster.core.errors import UserError
 
 URL = "shards:http://head:8880/set"
@@ -66,44 +68,23 @@ def test_dali_needs_a_gpu(tmp_path):
 
 
 def test_reading_over_the_fabric_is_scaled_with_it(tmp_path):
-    class Case(sweep.Sweep):
-        def __init__(self):
-            self.plan = schema.load(write_plan(tmp_path, data_cores=3))
-
-    assert Case().input(POINT, 8.2)["reused"] == 8
-    assert Case().input(POINT, 1.0)["reused"] == 1
-    assert Case().input(POINT.model_copy(update={"data": "shards:/disk/set"}), 8.2)["reused"] == 1
-    assert Case().input(POINT, 8.2)["cores"] == 3
-    assert Case().input(POINT.model_copy(update={"data": "synthetic"}), 8.2) is None
+    plan = schema.load(write_plan(tmp_path, data_cores=3))
+    assert input_spec(plan, POINT, 8.2).reused == 8
+    assert input_spec(plan, POINT, 1.0).reused == 1
+    assert input_spec(plan, POINT.model_copy(update={"data": "shards:/disk/set"}), 8.2).reused == 1
+    assert input_spec(plan, POINT, 8.2).cores == 3
+    assert input_spec(plan, POINT.model_copy(update={"data": "synthetic"}), 8.2) is None
 
 
 def rank(node, wait, read):
-    return {
-        "node": node,
-        "local": 0,
-        # whole, compute, communication, wait for images
-        "steps": [[0.2 + wait + 0.1, 0.2, 0.2, wait]] * 8,
-        "sent": {"fabric0": 0.0},
-        "input": {
-            "read_bytes": read,
-            "read_s": 0.5,
-            "decode_s": 1.8,
-            "decode_cpu_s": 1.7,
-            "decoded": 900,
-            "waited_s": 8 * wait,
-            "elapsed_s": 2.0,
-            "cores": 1,
-            "reused": 4,
-            "skipped": {"not an image": 2},
-            "examples": ["a"],
-        },
-    }
+    steps = [Step(0.2 + wait + 0.1, 0.2, 0.2, wait)] * 8
+    given = InputReport(1, 4, 2.0, read, 0.5, 900, 1.8, {"not an image": 2}, ["a"])
+    return RankReport(node, 0, steps, {"fabric0": 0.0}, given)
 
 
 def test_wait_for_images_is_its_own_part_of_a_step():
     """The rank that waits longest holds up all; the parts still add up."""
-    ranks = [rank("head", 0.0, 8e6), rank("w1", 0.3, 8e6)]
-    ranks[0]["steps"] = [[0.6, 0.2, 0.5, 0.0]] * 8
+    ranks = [replace(rank("head", 0.0, 8e6), steps=[Step(0.6, 0.2, 0.5, 0.0)] * 8), rank("w1", 0.3, 8e6)]
     parts = record.breakdown(ranks)
     assert parts.data_wait == pytest.approx(300)
     assert parts.compute == pytest.approx(200)
@@ -125,7 +106,7 @@ def test_trial_records_what_the_pipeline_could_do():
     assert found.decode_images_per_second == pytest.approx(1000)
     assert found.read_mb_per_second == pytest.approx(32)
     assert found.skipped == {"not an image": 4}
-    assert record.pipeline([{key: value for key, value in rank("w1", 0, 0).items() if key != "input"}]) is None
+    assert record.pipeline([replace(rank("w1", 0, 0), input=None)]) is None
 
 
 def with_input(busy):

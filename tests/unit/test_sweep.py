@@ -1,10 +1,11 @@
 """Planning, launching, measuring and keeping trials, without a cluster."""
 
-import base64
 import errno
+import hashlib
 import io
 import json
 import random
+import tarfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,11 +18,13 @@ from bench import cli
 from bench.plan import check, scale_model, schema, unfold
 from bench.results import store
 from bench.results.trial import Trial
-from bench.sweep import command as sweep
-from bench.sweep import executors, launch, progress, record
+from bench.sweep import executors, launch, progress, record, runner
+from bench.sweep.launch import SpecFile
+from bench.worker import protocol
 from bench.worker import step_statistics as statistics
+from bench.worker.protocol import Gradient, InputSpec, LaunchSpec, RankReport, Spec, Step, TrialDone, TrialSpec
 from cluster import tuning
-from cluster.core import contract
+from cluster.core import contract, worker_files
 from cluster.core.errors import InfraError, UserError
 
 CLUSTER = contract.parse(OUTPUT)
@@ -103,8 +106,7 @@ JOB = launch.Launch(
     slots=2,
     subnet="10.9.1.0/24",
     interface="fabric0",
-    worker="/w/main.py",
-    spec="e30=",
+    spec=SpecFile("/opt/bench-worker/specs/1.json", "ab12", 3),
     scale=4,
 )
 
@@ -115,15 +117,10 @@ def test_mpirun_carries_the_reference_flags():
     assert text.startswith("mpirun -np 6 -H head:2,w1:2,w2:2 -bind-to none -map-by slot")
     assert "-mca btl_tcp_if_include 10.9.1.0/24" in text
     assert f"-x HOROVOD_FUSION_THRESHOLD={(128 << 20) // 4}" in text
-    assert argv[-8:] == [
-        "/opt/horovod/bin/python",
-        "/w/main.py",
-        "--engine",
-        "horovod-mpi",
-        "--spec",
-        "e30=",
-        "--launch",
-        "r1",
+    folder = worker_files.folder()
+    assert argv[argv.index(folder) - 1 :] == [
+        *("/opt/horovod/bin/python", folder, "trials", "--spec", "/opt/bench-worker/specs/1.json"),
+        *("--sha256", "ab12", "--part", "3", "--launch", "r1"),
     ]
 
 
@@ -151,11 +148,9 @@ def test_torchrun_is_started_once_per_node():
 
 
 def test_worker_runs_inside_the_training_container():
-    text = " ".join(
-        launch.argv(replace(JOB, worker="/opt/w/1/bench/worker/main.py", container="img@sha256:1", cuda=True))
-    )
+    text = " ".join(launch.argv(replace(JOB, container="img@sha256:1", cuda=True)))
     assert "podman run --rm --network=host --ipc=host" in text
-    assert "--device=nvidia.com/gpu=all --volume=/opt/w/1:/opt/w/1:ro --volume=/tmp:/tmp img@sha256:1 /opt" in text
+    assert "--device=nvidia.com/gpu=all --volume=/opt/bench-worker:/opt/bench-worker:ro --volume=/tmp:/tmp img@" in text
 
 
 def test_single_bits_go_from_all_to_all():
@@ -200,31 +195,35 @@ def test_scale_factor_grows_with_traffic_and_has_bounds():
     assert scale_model.factor(10, 100) == scale_model.LARGEST
 
 
-def jobs(wanted):
-    run = sweep.Sweep(CLUSTER, wanted, store.RunFolder(Path("unused")), executors.Nodes(CLUSTER), {}, None, check=True)
-    return {(one.fabric, one.nodes): run.job(one, "/w") for one in unfold.points(wanted, CLUSTER)}
+def launches(wanted):
+    """(fabric, nodes) -> the launch and its part of the spec."""
+    folder, executor = store.RunFolder(Path("unused")), executors.SshExecutor(CLUSTER)
+    run = runner.Sweep(CLUSTER, wanted, folder, executor, {}, None, check=True)
+    parts = run.build_spec(run.groups).launches
+    found = [run.launch(one, SpecFile("x", "y"), runner.spec.scaling_of(wanted, one, run.shaped)) for one in run.groups]
+    return {(one.fabric, one.nodes): (made, part) for one, made, part in zip(run.groups, found, parts, strict=True)}
 
 
 def test_many_nodes_on_a_fast_fabric_run_slower_and_send_as_much_at_a_time(tmp_path):
     ten = {"ten": {"rate_gbps": 10, "burst_ms": 3}}
-    found = jobs(load(tmp_path, nodes=[2, 8], fabrics=["1g", "ten"], links=ten))
-    assert {key for key, job in found.items() if job.slowdown > 1} == {("ten", 8)}
-    job = found["ten", 8]
-    main, check = json.loads(base64.b64decode(job.spec))["trials"]
-    assert main["rate_mbit"] == pytest.approx(10_000 / job.scale / job.slowdown)
-    assert 8 * main["rate_mbit"] == pytest.approx(scale_model.BUDGET_GBPS * 1000)
-    assert check["rate_mbit"] == pytest.approx(main["rate_mbit"] / 2)
-    assert main["burst_ms"] == 3 * job.slowdown
+    found = launches(load(tmp_path, nodes=[2, 8], fabrics=["1g", "ten"], links=ten))
+    assert {key for key, (job, _) in found.items() if job.slowdown > 1} == {("ten", 8)}
+    job, part = found["ten", 8]
+    main, check = part.trials
+    assert main.rate_mbit == pytest.approx(10_000 / job.scale / job.slowdown)
+    assert 8 * main.rate_mbit == pytest.approx(scale_model.BUDGET_GBPS * 1000)
+    assert check.rate_mbit == pytest.approx(main.rate_mbit / 2)
+    assert main.burst_ms == 3 * job.slowdown
     assert job.environment["HOROVOD_CYCLE_TIME"] == f"{job.slowdown * job.settings.cycle_ms:g}"
 
 
 def test_native_fabric_carries_all_bytes_in_real_time(tmp_path, monkeypatch):
     native = {name: one.model_copy(update={"shaped": False}) for name, one in CLUSTER.fabrics.items()}
     monkeypatch.setattr(f"{__name__}.CLUSTER", CLUSTER.model_copy(update={"fabrics": native}))
-    job = jobs(load(tmp_path, nodes=[1, 8]))["1g", 8]
+    job, part = launches(load(tmp_path, nodes=[1, 8]))["1g", 8]
     assert (job.scale, job.slowdown) == (1, 1)
-    (only,) = json.loads(base64.b64decode(job.spec))["trials"]
-    assert (only["scale"], only["rate_mbit"], only["check"]) == (1, None, False)
+    (only,) = part.trials
+    assert (only.scale, only.rate_mbit, only.check) == (1, None, False)
     for refused in ({"slowdown": 2}, {"links": {"ten": {"rate_gbps": 10}}}):
         with pytest.raises(UserError, match=f"plan.{next(iter(refused))}"):
             load(tmp_path, **refused)
@@ -240,17 +239,17 @@ def test_mpi_on_a_very_fast_fabric_is_not_slowed():
 
 
 def test_plan_may_say_how_much_slower(tmp_path):
-    assert {job.slowdown for job in jobs(load(tmp_path, slowdown=4)).values()} == {4}
+    assert {job.slowdown for job, _ in launches(load(tmp_path, slowdown=4)).values()} == {4}
 
 
 def test_images_are_decoded_in_real_time(tmp_path):
     fast = {"fabrics": ["ten"], "links": {"ten": {"rate_gbps": 10}}}
     wanted = load(tmp_path, nodes=[8], data=["synthetic", "shards:/data"], **fast)
-    assert {job.slowdown for job in jobs(wanted).values()} == {1}
+    assert {job.slowdown for job, _ in launches(wanted).values()} == {1}
 
 
 def rank(node, seconds, sent, compute=0.2):
-    return {"node": node, "local": 0, "steps": [[seconds, compute, seconds - 0.1, 0.0]] * 8, "sent": sent}
+    return RankReport(node, 0, [Step(seconds, compute, seconds - 0.1, 0.0)] * 8, sent)
 
 
 def point_of(nodes=2):
@@ -262,7 +261,7 @@ def report(nodes, nic="fabric0", share=1.0):
     sent = record.ring_bytes(point, 4) * record.WIRE_OVERHEAD * share
     other = "mgmt0" if nic == "fabric0" else "fabric0"
     ranks = [rank(node, 1.0, {nic: sent, other: 10.0}) for node in nodes]
-    return point, {"scale": 4, "slowdown": 1.0, "ranks": ranks, "cpu": 30.0, "warmup_s": 1.0, "measure_s": 2.0}
+    return point, TrialDone(point.id, 4, 1.0, False, ranks, [], 30.0, 1.0, 2.0)
 
 
 def made(point, main, check=None):
@@ -304,21 +303,21 @@ def test_unexpected_volume_fails_the_trial(share):
 def test_negotiation_is_told_from_gradients_by_the_run_at_2s(main_share, check_share, status):
     point, main = report(["head", "w1"], share=main_share)
     _, check = report(["head", "w1"], share=check_share)
-    trial = made(point, main, {**check, "scale": 8})
+    trial = made(point, main, replace(check, scale=8))
     assert trial.status == status
 
 
 def test_slow_rank_is_named():
     point, main = report(["head", "w1", "w2", "w3"])
-    main["ranks"][2] = rank("w2", 1.0, main["ranks"][2]["sent"], compute=0.5)
+    main.ranks[2] = rank("w2", 1.0, main.ranks[2].sent, compute=0.5)
     assert made(point, main).stragglers == ["w2/0"]
 
 
 def test_point_that_changes_at_2s_is_marked():
     point, main = report(["head", "w1"])
-    slow = {**main, "scale": 8, "ranks": [rank(r["node"], 1.2, r["sent"]) for r in main["ranks"]]}
+    slow = replace(main, scale=8, ranks=[rank(r.node, 1.2, r.sent) for r in main.ranks])
     assert made(point, main, slow).emulation.converged is False
-    assert made(point, main, {**main, "scale": 8}).emulation.converged is True
+    assert made(point, main, replace(main, scale=8)).emulation.converged is True
 
 
 def test_store_resumes_after_a_cut_off_line(tmp_path):
@@ -363,8 +362,62 @@ def test_full_disk_anywhere_is_one_line(monkeypatch, capsys):
     def full(_):
         raise OSError(errno.ENOSPC, "No space left on device", "logs/one.log")
 
-    monkeypatch.setattr(sweep, "run", full)
+    monkeypatch.setattr("bench.sweep.command.run", full)
     assert cli.main(["sweep"]) == 3
     assert (
         capsys.readouterr().err == "bench: logs/one.log: the disk is full; make room and run the same command again\n"
     )
+
+
+TRIAL = TrialSpec("a1", "emulated", "tiny", 32, 224, 64, 20.0, input=InputSpec("/d", 2, "cores", 2, "drop", False))
+
+
+def test_spec_and_events_survive_the_way_to_the_worker_and_back(tmp_path, capsys):
+    spec = Spec([LaunchSpec("ddp", [TRIAL], rate_mbit=250.0)], {"tiny": [Gradient(10, 0.5), Gradient(3, 1.0)]})
+    path = tmp_path / "spec.json"
+    path.write_bytes(spec.encode())
+    assert protocol.read_spec(str(path), hashlib.sha256(spec.encode()).hexdigest()) == spec
+    _, event = report(["head", "w1"])
+    protocol.emit(event)
+    line = capsys.readouterr().out
+    assert protocol.parse("[0]<stdout>:" + line) == event
+    assert protocol.parse(line[:-20]) is None
+    assert protocol.parse("import torch") is None
+
+
+def test_worker_refuses_a_spec_that_is_not_the_controllers(tmp_path):
+    path = tmp_path / "spec.json"
+    path.write_bytes(Spec([]).encode() + b" ")
+    with pytest.raises(SystemExit, match="not the spec"):
+        protocol.read_spec(str(path), hashlib.sha256(Spec([]).encode()).hexdigest())
+
+
+def test_gradients_of_a_model_travel_once_whatever_the_number_of_trials(tmp_path):
+    folder, executor = store.RunFolder(tmp_path), executors.SshExecutor(CLUSTER)
+
+    def size(**changes):
+        wanted = load(tmp_path, **changes)
+        run = runner.Sweep(CLUSTER, wanted, folder, executor, {}, None, check=True)
+        return len(run.build_spec(run.groups).encode())
+
+    few, many = size(), size(repeats=5, batches=[32, 64, 96])
+    assert many - few < 15 * 2 * 2 * 600
+
+
+def test_nodes_get_worker_and_spec_as_one_archive(monkeypatch):
+    sent = {}
+
+    def run_on_all(contract, names, command, content=None, timeout=60):
+        sent.update(dict.fromkeys(names, (command, content)))
+        return {}
+
+    monkeypatch.setattr(executors.ssh, "run_on_all", run_on_all)
+    spec = Spec([LaunchSpec("ddp", [TRIAL])])
+    file = executors.SshExecutor(CLUSTER).install(["head", "w1"], spec)
+    assert set(sent) == {"head", "w1"}
+    with tarfile.open(fileobj=io.BytesIO(sent["w1"][1])) as tar:
+        names = [f"/opt/bench-worker/{name}" for name in tar.getnames()]
+        found = tar.extractfile(file.path.removeprefix("/opt/bench-worker/")).read()
+    assert f"{worker_files.folder()}/__main__.py" in names
+    assert found == spec.encode()
+    assert hashlib.sha256(found).hexdigest() == file.sha256

@@ -35,9 +35,9 @@ def machine(tmp_path, monkeypatch):
 
 
 def test_card_and_gpu_are_found_with_their_memories(machine, monkeypatch, capsys):
-    monkeypatch.setattr(topology.sys, "argv", ["topology.py", "eth1"])
+    monkeypatch.setattr(topology.sys, "argv", ["topology", "eth1"])
     topology.main()
-    found = json.loads(capsys.readouterr().out.partition("@bench ")[2])
+    found = json.loads(capsys.readouterr().out)
     assert found["numa_nodes"] == 2
     assert found["card"] == {
         **{"interface": "eth1", "mac": "02:00:00:00:00:01", "mtu": 9000, "driver": "mlx5_core"},

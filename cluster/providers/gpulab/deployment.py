@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from cluster.core import errors
+from cluster.core import errors, worker_files
 from cluster.core.errors import InfraError, UserError
 from cluster.core.sections import Gpulab
 from cluster.providers.gpulab import cli as gpulab_cli
@@ -25,8 +25,6 @@ from cluster.providers.gpulab.cli import Cli
 from cluster.providers.gpulab.gang import Gang, end_all
 from cluster.providers.gpulab.ledger import Ledger
 
-# Where the image of containers/training has the worker; a job says which version of it it wants.
-WORKER = "/opt/bench-worker/{digest}/bench/worker/job.py"
 PYTHON = "/opt/horovod/bin/python"
 
 
@@ -51,7 +49,7 @@ class Deployment:
     def probe(self, name: str, digest: str) -> None:
         """Two jobs without a GPU find out whether jobs reach each other; the answer is kept."""
         lines: list[str] = []
-        command = [PYTHON, WORKER.format(digest=digest), "probe"]
+        command = [PYTHON, f"{worker_files.ON_NODE}/{digest}", "gpulab_job", "probe"]
         self.run(f"{name}-probe", job_request.Shape(2, 1, 0), command, {}, lines.append)
         answers = [line.partition("@probe ")[2] for line in lines if "@probe " in line]
         if not answers:
@@ -67,7 +65,13 @@ class Deployment:
     def create(self, name: str, size: int, gpus: bool, digest: str) -> None:
         shape = job_request.shape(self.settings.mode, size, gpus)
         found = job_request.definitions(
-            self.settings, name, shape, [PYTHON, WORKER.format(digest=digest)], {}, self.gpu_model, datetime.now(UTC)
+            self.settings,
+            name,
+            shape,
+            [PYTHON, f"{worker_files.ON_NODE}/{digest}", "gpulab_job"],
+            {},
+            self.gpu_model,
+            datetime.now(UTC),
         )
         gpulab_cli.validate(found, self.cli.log_file)
         if shape.jobs > 1:

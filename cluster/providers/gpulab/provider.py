@@ -44,7 +44,7 @@ class OnGpulab(Provider):
         return {
             "tool": f"{sys.executable} -m cluster.providers.gpulab.deployment",
             "mode": self.settings.mode,
-            "worker": worker_files.archive()[0],
+            "worker": worker_files.digest(),
         }
 
     def states(self, contract: Contract) -> dict[str, NodeState]:

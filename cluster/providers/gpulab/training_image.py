@@ -18,7 +18,7 @@ from cluster.core.state import State
 def name(cluster: Cluster, device: str = "cpu") -> str:
     """By content: the node image's key and the worker's."""
     key = image.name(cluster, device).rpartition(":")[2]
-    return f"localhost/horovod-cluster-training:{device}-{key}-{worker_files.archive()[0]}"
+    return f"localhost/horovod-cluster-training:{device}-{key}-{worker_files.digest()}"
 
 
 def build(state: State, cluster: Cluster, say: Callable[[str], None], device: str = "cpu") -> str:
@@ -26,16 +26,14 @@ def build(state: State, cluster: Cluster, say: Callable[[str], None], device: st
     if image.exists(state, target):
         return target
     base = image.ensure(state, cluster, say, device)
-    digest, archive = worker_files.archive()
     with tempfile.TemporaryDirectory() as tmp:
         context = Path(tmp)
-        with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+        with tarfile.open(fileobj=io.BytesIO(worker_files.archive())) as tar:
             tar.extractall(context / "worker", filter="data")
         run_logged(
             [
                 *(*image.sudo(), "podman", "build", "--quiet", "--network=none", "--tag", target),
-                *("--build-arg", f"BASE={base}", "--build-arg", f"WORKER={digest}"),
-                *("--build-arg", f"EXPECTED={'NCCL' if device == 'cuda' else 'Gloo'}"),
+                *("--build-arg", f"BASE={base}", "--build-arg", f"EXPECTED={'NCCL' if device == 'cuda' else 'Gloo'}"),
                 *("--file", ROOT / "containers/training/Containerfile", context),
             ],
             state.log("training-image"),

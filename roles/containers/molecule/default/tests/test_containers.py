@@ -1,7 +1,7 @@
 import json
 import tarfile
 
-from bench.sweep.launch import Launch
+from bench.sweep.launch import Launch, SpecFile
 
 IMAGE = "localhost/horovod-cluster-molecule-busybox:1"
 NODES = ("head", "w1")
@@ -9,7 +9,7 @@ NODES = ("head", "w1")
 
 def inside():
     """podman and its options as the bench starts a worker with them."""
-    launch = Launch("run", "horovod-mpi", NODES, 1, "", "fabric0", "/opt/x/bench/main.py", "", container=IMAGE)
+    launch = Launch("run", "horovod-mpi", NODES, 1, "", "fabric0", SpecFile("/x", "y"), container=IMAGE)
     return " ".join(launch.inside)
 
 

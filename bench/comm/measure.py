@@ -1,0 +1,206 @@
+"""Collectives on some nodes of one fabric: their times, the links between neighbours, the topology."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from bench.plan import scale_model
+from bench.sweep.executors import SshExecutor, install_worker
+from bench.sweep.launch import Launch
+from bench.worker import protocol, step_statistics
+from bench.worker.protocol import CaseDone, CaseSpec, Event, LaunchSpec, Spec
+from cluster import tuning
+from cluster.core import ssh, worker_files
+from cluster.core.contract import Contract
+from cluster.core.errors import InfraError
+from cluster.core.process import die_with_parent
+from cluster.tuning import Tuning
+
+STEP = 4
+LINK_SECONDS = 2
+START_LIMIT = 120
+
+
+@dataclass(frozen=True)
+class Case:
+    collective: str
+    size: int  # bytes in the modelled cluster
+
+    @property
+    def id(self) -> str:
+        return f"{self.collective}-{self.size}"
+
+    def bus_factor(self, ranks: int) -> float:
+        """nccl-tests' factor from algorithm to bus bandwidth: what the busiest link carries per byte of message."""
+        if self.collective == "broadcast":
+            return 1.0
+        return (2 if self.collective == "all_reduce" else 1) * (ranks - 1) / ranks
+
+
+@dataclass(frozen=True)
+class Timed:
+    """What was measured of a case: elements sent, the time of every repetition, elements that came back wrong."""
+
+    count: int
+    times: list[float]
+    errors: int
+
+
+def engine_name(engine: str) -> str:
+    """nccl is Horovod started by MPI, with tensors on the GPUs."""
+    return "horovod-mpi" if engine == "nccl" else engine
+
+
+def sizes(smallest: int, largest: int) -> list[int]:
+    found = []
+    while smallest <= largest:
+        found.append(smallest)
+        smallest *= STEP
+    return found
+
+
+class Communication:
+    """Measures on some nodes of one fabric."""
+
+    def __init__(self, contract: Contract, fabric: str, count: int, factor: float | None = None) -> None:
+        """factor: s, where it is not to follow from nodes and rate."""
+        self.contract, self.fabric = contract, fabric
+        self.names = [name for name, _ in contract.ordered()][:count]
+        self.rate = contract.fabrics[fabric].rate_gbps
+        self.slots = min(contract.nodes[name].gpus for name in self.names)
+        shaped = contract.fabrics[contract.active_fabric].shaped
+        self.scale = (factor or scale_model.factor(count, self.rate)) if shaped else 1.0
+        self.rate_mbit = self.rate * 1000 / self.scale if shaped else None
+        self.executor = SshExecutor(contract)
+        install_worker(contract, self.names)
+
+    def events(self, launch: Launch, limit: float) -> list[Event]:
+        # The supervisor on the head ends everything when its standard input closes: it stays open until the end.
+        reading, writing = os.pipe()
+        process = subprocess.Popen(
+            self.executor.argv(launch),
+            stdin=reading,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            preexec_fn=die_with_parent,
+        )
+        os.close(reading)
+        where = f"{launch.engine} on {len(launch.hosts)} nodes"
+        try:
+            out, err = process.communicate(timeout=limit)
+        except subprocess.TimeoutExpired:
+            raise InfraError(f"{where}: not finished within {limit:.0f} s") from None
+        finally:
+            os.close(writing)
+            try:
+                process.wait(timeout=self.executor.grace)
+            except subprocess.TimeoutExpired:
+                process.kill()
+        if process.returncode:
+            last = ([line.strip() for line in err.splitlines() if line.strip()] or ["no output"])[-1]
+            raise InfraError(f"{where} failed: {last[:300]}")
+        return [event for line in out.splitlines() if (event := protocol.parse(line))]
+
+    def launch(self, engine: str, settings: Tuning, spec: Spec, program: str = "collectives") -> Launch:
+        fabric = self.contract.fabrics[self.fabric]
+        cuda = engine == "nccl"
+        return Launch(
+            run=f"{int(time.time() * 1000):x}",
+            engine=engine_name(engine),
+            hosts=tuple(self.names),
+            slots=self.slots if cuda else 1,
+            cuda=cuda,
+            subnet=fabric.subnet,
+            interface=fabric.interface,
+            spec=self.executor.install(self.names, spec),
+            program=program,
+            settings=settings,
+            scale=self.scale,
+        )
+
+    def case_spec(self, engine: str, cases: list[CaseSpec]) -> Spec:
+        return Spec([LaunchSpec(engine_name(engine), cases=cases, rate_mbit=self.rate_mbit, cuda=engine == "nccl")])
+
+    def times(self, engine: str, settings: Tuning, cases: list[Case], seconds: float) -> dict[str, Timed]:
+        ranks = self.ranks(engine)
+        wanted: dict[Tuning, list[CaseSpec]] = {}
+        for case in cases:
+            count = max(1, round(case.size / 4 / self.scale / ranks)) * ranks
+            given = tuning.for_size(settings, case.size) if engine == "horovod" else settings
+            wanted.setdefault(given, []).append(CaseSpec(case.id, case.collective, count, seconds))
+        found: dict[str, Timed] = {}
+        for given, part in wanted.items():
+            limit = START_LIMIT + len(part) * (10 * seconds + 30)
+            used = given.engine if engine == "horovod" else engine
+            launch = self.launch(used, given, self.case_spec(used, part))
+            done = {event.id: event for event in self.events(launch, limit) if isinstance(event, CaseDone)}
+            found |= {sent.id: Timed(sent.count, done[sent.id].times, done[sent.id].errors) for sent in part}
+        return found
+
+    def ranks(self, engine: str) -> int:
+        return len(self.names) * (self.slots if engine == "nccl" else 1)
+
+    def bandwidth(self, engine: str, case: Case, count: int, seconds: float) -> float:
+        """Bus bandwidth in Gbit/s of the modelled cluster."""
+        return case.bus_factor(self.ranks(engine)) * count * 4 * self.scale * 8 / seconds / 1e9
+
+    def collectives(self, engine: str, settings: Tuning, cases: list[Case], seconds: float) -> list[dict[str, Any]]:
+        """One row per case, in the modelled cluster's units."""
+        ranks = self.ranks(engine)
+        found = self.times(engine, settings, cases, seconds)
+        rows = []
+        for case in cases:
+            times, count = found[case.id].times, found[case.id].count
+            low, high = step_statistics.median_interval(times)
+            middle = statistics.median(times)
+            bus = self.bandwidth(engine, case, count, middle)
+            rows.append(
+                {
+                    **{
+                        "collective": case.collective,
+                        "engine": engine,
+                        "nodes": len(self.names),
+                        "ranks": ranks,
+                        "fabric": self.fabric,
+                    },
+                    **{"size": case.size, "count": case.size // 4, "type": "float", "scale": self.scale},
+                    **{"time_us": middle * 1e6, "time_low_us": low * 1e6, "time_high_us": high * 1e6},
+                    **{"algbw_gbps": bus / case.bus_factor(ranks), "busbw_gbps": bus},
+                    **{"errors": found[case.id].errors, "repetitions": len(times)},
+                }
+            )
+        return rows
+
+    def links(self) -> list[dict[str, Any]]:
+        """iperf3 between ring neighbours at the same rate, in the modelled cluster's units."""
+        # The worker of a launch sets the rate; one that does nothing else leaves it set.
+        self.events(self.launch("ddp", Tuning(), self.case_spec("ddp", [])), START_LIMIT)
+        head = self.names[0]
+        words = ["python3", worker_files.folder(), "links", str(LINK_SECONDS), *self.names]
+        argv = ssh.as_training_account(self.contract, head, words)
+        done = ssh.gather({head: argv}, timeout=START_LIMIT + 10 * len(self.names))[head]
+        if done.returncode:
+            raise InfraError(f"iperf3 between ring neighbours: {done.stderr.strip()[-300:]}")
+        ring: list[dict[str, Any]] = json.loads(done.stdout)
+        return [{**row, "gbps": row["gbps"] * self.scale} for row in ring]
+
+    def topology(self) -> list[dict[str, Any]]:
+        """Who sends to whom in the ring, and through what."""
+        words = ["python3", worker_files.folder(), "topology", self.contract.fabrics[self.fabric].interface]
+        argvs = {name: ssh.as_training_account(self.contract, name, words) for name in self.names}
+        rows = []
+        for (name, done), to in zip(ssh.gather(argvs).items(), [*self.names[1:], self.names[0]], strict=True):
+            if done.returncode:
+                raise InfraError(f"topology of {name}: {done.stderr.strip()[-300:]}")
+            rows.append({"to": to, **json.loads(done.stdout)})
+        return rows
+
+    def close(self) -> None:
+        self.executor.restore(self.names)

@@ -1,0 +1,151 @@
+"""One launch under way: reads the worker's events, notices when they stop, ends the launch whatever happens."""
+
+from __future__ import annotations
+
+import queue
+import subprocess
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
+
+from bench.plan import unfold
+from bench.plan.unfold import PointGroup
+from bench.sweep import nccl_log, record
+from bench.sweep.launch import Launch
+from bench.sweep.progress import label
+from bench.worker import protocol
+from bench.worker.protocol import Failed, Progress, Started, TrialDone, WarmUp
+from cluster.core.process import die_with_parent
+
+if TYPE_CHECKING:
+    from bench.sweep.runner import Sweep
+
+# After this many seconds without output from the worker, the nodes are asked who is still there.
+SILENCE = 25.0
+START_LIMIT = 90.0
+
+
+class Attempt:
+    def __init__(self, sweep: Sweep, group: PointGroup, launch: Launch, log: str, started: str) -> None:
+        self.sweep, self.launch, self.log, self.started = sweep, launch, log, started
+        self.points = {point.id: point for point in group.points}
+        self.main: dict[str, TrialDone] = {}
+        self.launch_s = 0.0
+        self.reported: str | None = None
+        transport = group.points[0].transport
+        self.nccl = nccl_log.Log(transport, launch.interface) if launch.cuda else None
+
+    def run(self) -> None:
+        begin = time.monotonic()
+        with (self.sweep.folder.folder / self.log).open("w", buffering=1) as log:
+            process = subprocess.Popen(
+                self.sweep.executor.argv(self.launch),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                preexec_fn=die_with_parent,
+            )
+            lines: queue.Queue[str | None] = queue.Queue()
+            threading.Thread(target=pump, args=(process, lines), daemon=True).start()
+            try:
+                problem = self.listen(lines, log, begin)
+            finally:
+                self.end(process)
+        if problem is None and self.points:
+            problem = "the worker ended early"
+        if problem:
+            self.fail(problem)
+
+    def end(self, process: subprocess.Popen[str]) -> None:
+        """Closing standard input makes the supervisor on the head end every rank."""
+        if process.stdin:
+            process.stdin.close()
+        try:
+            process.wait(timeout=self.sweep.executor.grace)
+        except subprocess.TimeoutExpired:
+            process.kill()
+
+    def listen(self, lines: queue.Queue[str | None], log: TextIO, begin: float) -> str | None:
+        """What went wrong; None when the output ended by itself."""
+        limit = START_LIMIT
+        while True:
+            try:
+                line = lines.get(timeout=limit)
+            except queue.Empty:
+                return f"the worker produced no output for {limit:.0f} s"
+            if line is None:
+                return None
+            log.write(line)
+            event = protocol.parse(line)
+            if event is None:
+                if self.nccl:
+                    self.nccl.read(line)
+                continue
+            limit = SILENCE
+            if isinstance(event, Started):
+                self.launch_s = time.monotonic() - begin
+                self.sweep.spent["launch"] += self.launch_s
+                self.sweep.progress.doing(f"{event.size} processes", "started")
+            elif isinstance(event, WarmUp):
+                self.show(event.id, "warming up")
+            elif isinstance(event, Progress):
+                self.show(event.id, f"{event.images_per_second:.1f} images/s so far")
+            elif isinstance(event, Failed):
+                self.reported = event.error
+                return self.reported
+            elif isinstance(event, TrialDone):
+                self.sweep.spent["warm-up"] += event.warmup_s
+                self.sweep.spent["measure"] += event.measure_s
+                self.finish(event)
+
+    def show(self, identifier: str, state: str) -> None:
+        self.sweep.progress.doing(label(self.points[identifier]), state)
+
+    def finish(self, event: TrialDone) -> None:
+        point = self.points[event.id]
+        if self.sweep.is_checked(point) and not event.check:
+            self.main[point.id] = event
+            return
+        main, check = (self.main[point.id], event) if event.check else (event, None)
+        emulated = point.device.startswith("emulated:")
+        trial = record.trial(
+            point,
+            main,
+            check,
+            unfold.compute_ms(self.sweep.plan, point) if emulated else None,
+            self.launch.interface,
+            self.launch_s,
+            self.started,
+            self.sweep.link_share,
+            self.nccl,
+        )
+        steps = self.sweep.folder.write_steps(point.id, main.ranks)
+        self.sweep.keep(trial.model_copy(update={"log": self.log, "step_times": steps}))
+        del self.points[point.id]
+
+    def fail(self, problem: str) -> None:
+        offline = self.sweep.executor.offline(list(self.launch.hosts))
+        self.sweep.offline.update(offline)
+        if offline:
+            problem = f"node {offline[0]} does not answer ({problem})"
+        elif not self.reported:
+            problem = f"{problem}: {last_line(self.sweep.folder.folder / self.log)}"
+        for point in self.points.values():
+            node = offline[0] if offline else None
+            self.sweep.keep(record.failure(point, problem, node, self.started, self.log))
+
+
+def pump(process: subprocess.Popen[str], lines: queue.Queue[str | None]) -> None:
+    for line in process.stdout or ():
+        lines.put(line)
+    lines.put(None)
+
+
+def last_line(log: Path) -> str:
+    """The last line of a log that names an error, or the last line at all."""
+    lines = [line.strip() for line in log.read_text(errors="replace").splitlines()]
+    lines = [line for line in lines if line and not line.startswith((protocol.MARK, "---"))]
+    errors = [line for line in lines if "Error" in line or "error" in line]
+    return (errors or lines or ["no output"])[-1][:300]

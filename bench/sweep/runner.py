@@ -1,0 +1,148 @@
+"""A sweep: its launches one after the other on an executor, every trial kept as soon as it is there."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from dataclasses import replace
+from datetime import UTC, datetime
+
+from bench.plan import unfold
+from bench.plan.schema import Plan
+from bench.plan.unfold import PointGroup
+from bench.results.store import RunFolder
+from bench.results.trial import Point, Trial
+from bench.sweep import launch as launchers
+from bench.sweep import record, spec
+from bench.sweep.attempt import Attempt, last_line
+from bench.sweep.executors import Executor
+from bench.sweep.launch import Launch, SpecFile
+from bench.sweep.progress import Progress, console, label
+from bench.worker.protocol import Spec
+from cluster.core import ssh
+from cluster.core.contract import Contract
+from cluster.core.errors import InfraError, UserError
+from cluster.tuning import Tuning
+
+
+class Sweep:
+    """One run of a plan on a cluster."""
+
+    def __init__(
+        self,
+        contract: Contract,
+        plan: Plan,
+        folder: RunFolder,
+        executor: Executor,
+        tuned: dict[str, Tuning],
+        link_share: float | None,
+        check: bool,
+    ) -> None:
+        self.contract, self.plan, self.folder, self.check = contract, plan, folder, check
+        self.executor, self.tuned, self.link_share = executor, tuned, link_share
+        self.groups = list(unfold.points(plan, contract, tuned))
+        self.names = [name for name, _ in contract.ordered()]
+        self.spent = {"launch": 0.0, "warm-up": 0.0, "measure": 0.0}
+        self.shaped = contract.fabrics[contract.active_fabric].shaped
+        self.offline: set[str] = set()
+
+    def run(self) -> dict[str, float]:
+        done = self.folder.done()
+        work = unfold.estimate(self.plan, self.groups)
+        present = done & work.keys()
+        if present:
+            console.print(f"{len(present)} of {len(work)} trials are already there", markup=False)
+        pending = [replace(one, points=left) for one in self.groups if (left := self.pending(one, done))]
+        begin = time.monotonic()
+        if pending:
+            self.offline = set(self.executor.offline(self.names))
+            nodes = [name for name in self.names if name not in self.offline]
+            file = self.executor.install(nodes, self.build_spec(pending))
+            try:
+                with Progress(work, present) as self.progress:
+                    for part, group in enumerate(pending):
+                        self.run_group(group, replace(file, part=part))
+            finally:
+                self.executor.restore(nodes)
+        self.spent["other"] = time.monotonic() - begin - sum(self.spent.values())
+        return self.spent
+
+    def pending(self, group: PointGroup, done: set[str]) -> tuple[Point, ...]:
+        return tuple(point for point in group.points if point.id not in done)
+
+    def build_spec(self, groups: list[PointGroup], check: bool | None = None, real_time: bool = False) -> Spec:
+        wanted = self.check if check is None else check
+        scalings = [spec.scaling_of(self.plan, group, self.shaped, real_time) for group in groups]
+        launches = [
+            spec.launch_spec(self.plan, group, self.shaped, scaling, wanted)
+            for group, scaling in zip(groups, scalings, strict=True)
+        ]
+        return Spec(launches, spec.gradients(self.plan, self.plan.models))
+
+    def run_group(self, group: PointGroup, file: SpecFile) -> None:
+        offline = [host for host in self.names[: group.nodes] if host in self.offline]
+        started = datetime.now(UTC).isoformat(timespec="seconds")
+        if offline:
+            for point in group.points:
+                self.keep(record.failure(point, f"node {offline[0]} does not answer", offline[0], started, None))
+            return
+        launch = self.launch(group, file, spec.scaling_of(self.plan, group, self.shaped))
+        log = f"logs/{group.engine}-{group.fabric}-{group.nodes}-{launch.run}.log"
+        self.progress.doing(f"{group.engine} {group.fabric} {group.nodes} nodes", "starting")
+        Attempt(self, group, launch, log, started).run()
+
+    def launch(self, group: PointGroup, file: SpecFile, scaling: spec.Scaling) -> Launch:
+        fabric = self.contract.fabrics.get(group.fabric) or self.contract.fabrics[self.contract.active_fabric]
+        return Launch(
+            run=f"{int(time.time() * 1000):x}",
+            engine=group.engine,
+            hosts=tuple(self.names[: group.nodes]),
+            slots=group.points[0].gpus_per_node,
+            subnet=fabric.subnet,
+            interface=fabric.interface,
+            spec=file,
+            settings=unfold.tuning_of(self.contract, group.fabric, self.tuned),
+            scale=scaling.scale,
+            slowdown=scaling.slowdown,
+            cuda=self.plan.device == "cuda",
+            container=self.plan.container,
+            torchrun=self.plan.launcher == "torchrun",
+        )
+
+    def is_checked(self, point: Point) -> bool:
+        return self.check and spec.is_checked(point, self.shaped)
+
+    def keep(self, trial: Trial) -> None:
+        self.folder.append(trial)
+        if trial.status == "ok" and trial.images_per_second and trial.step_ms:
+            text = f"{trial.images_per_second.median:8.1f} images/s, step {trial.step_ms.median:.0f} ms"
+            if trial.emulation and trial.emulation.converged is False:
+                text += f" (not converged: x{trial.emulation.check_ratio:.2f} at twice the scale factor)"
+        else:
+            text = f"FAILED: {trial.error}"
+        self.progress.finished(trial.id, label(trial.point), text)
+
+    def capture_timeline(self) -> None:
+        """Run the last Horovod point again with its timeline on. That run is not a trial: tracing costs time."""
+        groups = [one for one in self.groups if one.engine.startswith("horovod")]
+        if not groups:
+            raise UserError("--timeline: the plan has no horovod engine; only Horovod writes a timeline")
+        # Single bits are gathered, not summed: a timeline of all-reduces would be empty.
+        summed = [point for point in groups[-1].points if point.compression != "1bit"] or groups[-1].points
+        group = replace(groups[-1], points=tuple(summed[-1:]))
+        target = self.folder.folder / f"timeline-{group.points[0].id}.json"
+        remote = f"/home/horovod/timeline-{int(time.time())}.json"
+        file = self.executor.install(self.names[: group.nodes], self.build_spec([group], check=False, real_time=True))
+        scaling = spec.scaling_of(self.plan, group, self.shaped, real_time=True)
+        launch = replace(self.launch(group, file, scaling), timeline=remote)
+        log = self.folder.folder / "logs/timeline.log"
+        head = launch.hosts[0]
+        with log.open("w") as out:
+            argv = ssh.as_training_account(self.contract, head, launchers.argv(launch))
+            done = subprocess.run(argv, stdout=out, stderr=out, stdin=subprocess.DEVNULL)
+        self.executor.restore(self.names[: group.nodes])
+        fetched = ssh.run_on_all(self.contract, [head], f"sudo cat {remote} && sudo rm -f {remote}")[head]
+        if done.returncode or fetched.returncode:
+            raise InfraError(f"--timeline: nothing was captured: {last_line(log)}")
+        target.write_text(fetched.stdout)
+        console.print(f"timeline of the last point: {target} (bench timeline {target})", markup=False)

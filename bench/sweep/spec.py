@@ -1,0 +1,99 @@
+"""From a group of points to what the worker is given: the scale model's factors and the trials."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from bench.catalogue import models
+from bench.plan import scale_model, unfold
+from bench.plan.schema import Plan
+from bench.plan.unfold import PointGroup
+from bench.results.trial import Point
+from bench.worker.protocol import Gradient, InputSpec, LaunchSpec, TrialSpec
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """The scale model's factors: bytes and rate are divided by scale, time runs slower by slowdown."""
+
+    scale: float = 1.0
+    slowdown: float = 1.0
+
+
+def emulated(plan: Plan) -> bool:
+    return plan.device.startswith("emulated:")
+
+
+def scaling_of(plan: Plan, group: PointGroup, shaped: bool, real_time: bool = False) -> Scaling:
+    """A native fabric can be neither scaled nor slowed."""
+    if not emulated(plan) or not (shaped or group.nodes == 1):
+        return Scaling()
+    slowdown = 1.0 if real_time or not shaped else unfold.slowdown(plan, group.points[0])
+    return Scaling(scale_model.factor(group.nodes, group.points[0].rate_gbps, slowdown), slowdown)
+
+
+def is_checked(point: Point, shaped: bool) -> bool:
+    """Whether a point is also run at twice the scale factor: where a scaled network could be wrong."""
+    return point.nodes > 1 and point.device.startswith("emulated:") and shaped
+
+
+def launch_spec(plan: Plan, group: PointGroup, shaped: bool, scaling: Scaling, check: bool) -> LaunchSpec:
+    trials = [
+        trial_spec(plan, point, shaped, scaling, twice)
+        for point in group.points
+        for twice in ((False, True) if check and is_checked(point, shaped) else (False,))
+    ]
+    return LaunchSpec(
+        engine=group.engine,
+        trials=trials,
+        rate_mbit=trials[0].rate_mbit,
+        burst_ms=trials[0].burst_ms,
+        one_thread=emulated(plan),
+        cuda=plan.device == "cuda",
+    )
+
+
+def trial_spec(plan: Plan, point: Point, shaped: bool, scaling: Scaling, twice: bool) -> TrialSpec:
+    link = plan.links.get(point.fabric)
+    scale, slowdown = scaling.scale * (2 if twice else 1), scaling.slowdown
+    return TrialSpec(
+        id=point.id,
+        device=point.device.partition(":")[0],
+        model=point.model,
+        batch=point.batch,
+        pixels=models.get(point.model).input_pixels,
+        images=point.batch * point.gpus,
+        seconds=plan.seconds,
+        scale=scale,
+        slowdown=slowdown,
+        check=twice,
+        rate_mbit=point.rate_gbps * 1000 / scale / slowdown if shaped else None,
+        burst_ms=link.burst_ms * slowdown if link and link.burst_ms else None,
+        compute_ms=unfold.compute_ms(plan, point)[0] if emulated(plan) else None,
+        compression=point.compression,
+        input=input_spec(plan, point, scale if emulated(plan) and shaped else 1.0),
+    )
+
+
+def input_spec(plan: Plan, point: Point, scale: float) -> InputSpec | None:
+    """Where a rank gets its images.
+
+    Over a fabric that is slower by the scale factor, a rank reads each sample once for so many uses: reading then takes
+    as long as on the real fabric. What is on a node's own disk is not scaled.
+    """
+    if point.data == "synthetic":
+        return None
+    location = point.data.partition(":")[2]
+    reused = max(1, round(scale)) if "://" in location else 1
+    return InputSpec(location, reused, plan.data_loader, plan.data_cores, plan.data_policy, plan.data_strict)
+
+
+def gradients(plan: Plan, names: Iterable[str]) -> dict[str, list[Gradient]]:
+    """Of each model once. Real devices have their own."""
+    if not emulated(plan):
+        return {}
+    return {
+        name: [Gradient(elements, ready) for elements, ready in models.get(name).gradients_in_backward_order()]
+        for name in sorted(set(names))
+    }

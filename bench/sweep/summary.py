@@ -1,0 +1,56 @@
+"""The table at the end of a sweep."""
+
+from __future__ import annotations
+
+from rich.table import Table
+
+from bench.plan.schema import Plan
+from bench.results.store import RunFolder
+from bench.results.trial import Trial
+from bench.sweep.progress import console
+
+
+def efficiency(trial: Trial, trials: list[Trial]) -> float | None:
+    """Images/s per GPU against the same point on one node."""
+    same = trial.point.model_copy(update={"nodes": 1, "repeat": 0}).id
+    single = next((one for one in trials if one.id == same), None)
+    if not (single and single.images_per_second and trial.images_per_second):
+        return None
+    return trial.images_per_second.median / trial.point.nodes / single.images_per_second.median
+
+
+def show(trials: list[Trial], wanted: Plan, spent: dict[str, float], folder: RunFolder) -> None:
+    emulated = any(trial.kind == "emulated" for trial in trials)
+    table = Table(title=("EMULATED " if emulated else "") + (wanted.title or "results"), title_justify="left")
+    for column in ("engine", "fabric", "nodes", "batch", "images/s", "95%", "step ms", "efficiency", "CPU %", "note"):
+        table.add_column(column)
+    for trial in trials:
+        point, rate, step = trial.point, trial.images_per_second, trial.step_ms
+        note = trial.error or ""
+        if trial.emulation and trial.emulation.converged is False:
+            note = f"not converged (x{trial.emulation.check_ratio:.2f} at twice the scale factor)"
+        if trial.input and trial.breakdown_ms and step:
+            note += f" real data: {trial.breakdown_ms.data_wait / step.median:.0%} wait"
+        share = efficiency(trial, trials)
+        table.add_row(
+            *(point.engine, point.fabric, str(point.nodes), str(point.batch)),
+            f"{rate.median:.1f}" if rate else "-",
+            f"{rate.low:.1f}-{rate.high:.1f}" if rate else "-",
+            f"{step.median:.1f}" if step else "-",
+            f"{share:.0%}" if share else "-",
+            f"{trial.host_cpu_percent:.0f}" if trial.host_cpu_percent is not None else "-",
+            note.strip(),
+        )
+    console.print(table)
+    for known in wanted.compare:
+        for trial in trials:
+            point = trial.point
+            if (point.fabric, point.nodes, point.batch) == (known.fabric, known.nodes, known.batch) and trial.step_ms:
+                ours = trial.step_ms.median
+                console.print(
+                    f"{known.fabric}, {known.nodes} nodes: {ours:.1f} ms, published {known.step_ms:.1f} ms "
+                    f"({ours / known.step_ms - 1:+.1%}; {known.source})",
+                    markup=False,
+                )
+    parts = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in spent.items())
+    console.print(f"time: {parts}. Results: {folder.folder}", markup=False)

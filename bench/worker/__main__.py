@@ -1,0 +1,17 @@
+"""The worker's programs. On nodes: python FOLDER PROGRAM ARGUMENTS, where FOLDER has this file beside bench/."""
+
+import importlib
+import sys
+
+PROGRAMS = ("collectives", "gpulab_job", "links", "stages", "supervise", "topology", "trials", "verify")
+
+
+def main() -> None:
+    if len(sys.argv) < 2 or sys.argv[1] not in PROGRAMS:
+        sys.exit(f"Error: name one of {', '.join(PROGRAMS)}")
+    program = sys.argv.pop(1)
+    sys.exit(importlib.import_module(f"bench.worker.{program}").main())
+
+
+if __name__ == "__main__":
+    main()

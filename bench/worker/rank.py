@@ -1,0 +1,62 @@
+"""What every rank does around its work: read the spec, set the link's rate, start the engine, end with the launcher."""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+
+import torch
+
+from bench.worker import engines
+from bench.worker.engines import Engine
+from bench.worker.protocol import Failed, Finished, LaunchSpec, Spec, Started, TrialSpec, emit, read_spec
+from bench.worker.shards import DataError
+
+PR_SET_PDEATHSIG = 1
+
+
+def local_rank() -> int:
+    names = ("OMPI_COMM_WORLD_LOCAL_RANK", "HOROVOD_LOCAL_RANK", "LOCAL_RANK")
+    return int(next((os.environ[name] for name in names if name in os.environ), "0"))
+
+
+def set_rate(spec: LaunchSpec | TrialSpec, local: int) -> None:
+    if spec.rate_mbit is not None and local == 0:
+        burst = [] if spec.burst_ms is None else [str(spec.burst_ms)]
+        subprocess.run(["sudo", "-n", "/usr/local/sbin/fabric-rate", "set", str(spec.rate_mbit), *burst], check=True)
+
+
+def serve(work: Callable[[Engine, Spec, LaunchSpec], None]) -> None:
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--spec", required=True, help="file that holds the spec")
+    parser.add_argument("--sha256", required=True, help="checksum of that file")
+    parser.add_argument("--part", type=int, default=0, help="which launch of the spec this is")
+    parser.add_argument("--launch", required=True, help="marks the processes of one launch")
+    args = parser.parse_args()
+    spec = read_spec(args.spec, args.sha256)
+    launch = spec.launches[args.part]
+    # Connections keep the packet size that is in force when they are made, so the rate comes first.
+    set_rate(launch, local_rank())
+    engine = engines.make(launch.engine)
+    if launch.one_thread:
+        torch.set_num_threads(1)
+    if engine.rank == 0:
+        emit(Started(engine.size))
+    try:
+        work(engine, spec, launch)
+    except DataError as error:
+        # Any rank reports this; the others only see that a peer is gone.
+        emit(Failed(str(error)))
+        os._exit(1)
+    engine.barrier()
+    if engine.rank == 0:
+        emit(Finished())
+    engine.close()
+    sys.stdout.flush()
+    os._exit(0)
