@@ -27,6 +27,7 @@ LINT = {
     "ruff check": [BIN / "ruff", "check", "."],
     "ruff format": [BIN / "ruff", "format", "--check", "."],
     "mypy": [BIN / "mypy"],
+    "import layers": [BIN / "lint-imports", "--no-cache"],
     "yamllint": [BIN / "yamllint", "--strict", "."],
     "shellcheck": ["shellcheck", *SHELL_FILES],
     "terraform fmt": [terraform_binary(), "fmt", "-check", "-recursive", "terraform"],
