@@ -1,7 +1,7 @@
-"""How collectives run best on a fabric: what we ship per class of fabric, and what `make tune` found for this one.
+"""Settings for collectives: defaults per class of fabric, and what `make tune` found for this cluster.
 
-inventories/<env>/tuning.yml holds what was found (fabric name -> settings) and wins over what is shipped. The mpi and
-horovod roles apply the settings of the active fabric; bench gives each launch those of the fabric it sweeps.
+inventories/<env>/tuning.yml holds what was found (fabric name -> settings) and overrides the defaults. The mpi and
+horovod roles apply the settings of the active fabric; bench passes each launch the settings of its fabric.
 """
 
 from __future__ import annotations
@@ -24,32 +24,32 @@ NUMBERS: dict[Algorithm, int] = {"recursive_doubling": 3, "ring": 4, "segmented_
 
 
 class Tuning(Section):
-    """Of one fabric."""
+    """The settings of one fabric."""
 
     model_config = ConfigDict(frozen=True)
 
-    # By what bytes travel where there is no NCCL. Gloo's ring keeps several segments under way and reaches
-    # 96% of the wire where OpenMPI's, which waits for each step, reaches 86%.
+    # CPU collective backend; ignored with NCCL. Gloo's ring keeps several segments in flight and reaches 96% of the
+    # wire; OpenMPI's waits for each step and reaches 86%.
     engine: Literal["horovod-gloo", "horovod-mpi"] = "horovod-gloo"
-    # What is smaller than this in all goes by UNTUNED: Gloo's ring has more steps, and each costs a wake-up.
+    # Smaller messages use UNTUNED: Gloo's ring has more steps, and each costs a wake-up.
     small_below_bytes: Annotated[int, Field(ge=0)] = 1 << 20
-    # Gradients that are ready are sent together, up to this size; the clock ticks this often.
+    # Horovod's fusion buffer in MiB, and the period of its background loop.
     fusion_mb: Annotated[float, Field(gt=0, le=1024, strict=False)] = 128.0
     cycle_ms: Annotated[float, Field(gt=0, le=100, strict=False)] = 2.0
-    # OpenMPI's all-reduce from this size on, for three processes or more; smaller ones go by recursive doubling.
+    # OpenMPI's all-reduce for messages from this size on and three processes or more; others use recursive doubling.
     algorithm: Algorithm = "ring"
     algorithm_from_bytes: Annotated[int, Field(ge=0)] = 65536
     segment_bytes: Annotated[int, Field(ge=0)] = 0
-    # Socket buffers of OpenMPI in bytes, 0: the kernel's own tuning. Connections between a pair of nodes.
+    # OpenMPI's socket buffers in bytes (0: tuned by the kernel), and connections between a pair of nodes.
     socket_bytes: Annotated[int, Field(ge=0)] = 0
     links: Annotated[int, Field(ge=1, le=8)] = 1
     eager_bytes: Annotated[int, Field(ge=1024, le=1 << 24)] = 65536
-    # What NCCL is given on nodes with GPUs: threads per connection and connections per thread (sockets only).
+    # NCCL's threads per connection and connections per thread (sockets only).
     nccl_threads: Annotated[int, Field(ge=1, le=16)] = 1
     nccl_sockets: Annotated[int, Field(ge=1, le=16)] = 1
 
 
-# What Horovod and OpenMPI do when nobody tells them anything: the baseline that tuning is held against.
+# The defaults of Horovod and OpenMPI: the baseline for tuning.
 UNTUNED = Tuning(engine="horovod-mpi", algorithm="default", cycle_ms=1.0)
 
 
@@ -61,8 +61,8 @@ def for_size(chosen: Tuning, size: int) -> Tuning:
 SHIPPED: dict[str, Tuning] = {
     "1G": Tuning(),
     "10G": Tuning(),
-    # Bytes are soon sent there: what counts is how long small collectives take, and OpenMPI's take a quarter of Gloo's.
-    # Not measured by us: one connection is said not to fill such a link.
+    # Transfers are short on these links, so the latency of small collectives counts: OpenMPI's is a quarter of Gloo's.
+    # links=4 is common advice that we have not measured: one connection is said not to fill such a link.
     "25-100G TCP": Tuning(engine="horovod-mpi", algorithm="default", links=4, nccl_threads=4, nccl_sockets=4),
     "verbs": Tuning(engine="horovod-mpi", algorithm="default"),
 }
@@ -81,7 +81,7 @@ def file(env: str) -> Path:
 
 
 def load(env: str) -> dict[str, Tuning]:
-    """What was found for this environment; empty where nobody has tuned."""
+    """The tuned settings of an environment; empty when `make tune` never ran."""
     path = file(env)
     if not path.exists():
         return {}
@@ -95,7 +95,7 @@ def load(env: str) -> dict[str, Tuning]:
 
 
 def choose(found: Mapping[str, Tuning], name: str, fabric: Fabric) -> Tuning:
-    """What was found for a fabric, or what is shipped for its class."""
+    """The tuned settings of a fabric, or the defaults of its class."""
     return found.get(name, SHIPPED[fabric_class(fabric)])
 
 
@@ -113,7 +113,7 @@ def mca(chosen: Tuning) -> dict[str, str]:
 
 
 def launch_mca(chosen: Tuning, processes: int) -> dict[str, str]:
-    """The same for one launch, where the number of processes is known and all that is sent is large."""
+    """The same for one launch: the number of processes is known and all messages are large."""
     if chosen.algorithm == "default":
         return {**mca(chosen), "coll_tuned_use_dynamic_rules": "0"}
     # With two processes a ring waits on itself; recursive doubling sends the same bytes in one exchange.
@@ -125,6 +125,6 @@ def launch_mca(chosen: Tuning, processes: int) -> dict[str, str]:
 
 
 def role_variables(env: str, name: str, fabric: Fabric) -> dict[str, object]:
-    """What the mpi and horovod roles apply."""
+    """Variables for the mpi and horovod roles."""
     chosen = choose(load(env), name, fabric)
     return {"tuning": {**chosen.model_dump(), "number": NUMBERS.get(chosen.algorithm, 0), "mca": mca(chosen)}}

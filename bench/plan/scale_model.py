@@ -1,27 +1,27 @@
 """The scale model's two factors.
 
 s, the scale: bytes and link rate are both divided by it, so transfer times stay what they are. The larger s, the less
-CPU the bytes cost this machine, and the more a step's fixed costs (negotiation, wake-ups) weigh.
+CPU the bytes cost this machine, and the larger the share of a step's fixed costs (negotiation, wake-ups).
 
-t, the slowdown: compute and transfers both take t times as long, and every time that is measured is divided by t. What
-this machine adds of its own then weighs t times less.
+t, the slowdown: compute and transfers both take t times as long, and every measured time is divided by t. The overhead
+of this machine then counts t times less.
 """
 
 from __future__ import annotations
 
-# What this machine moves between all nodes at once without its CPU becoming the limit, in Gbit/s.
+# Total traffic between all nodes that does not make this machine's CPU the limit, in Gbit/s.
 BUDGET_GBPS = 0.5
 SMALLEST = 2.0
-# Beyond this, Horovod's own negotiation is no longer small against the gradients.
+# Above this, Horovod's negotiation is no longer small compared with the gradients.
 LARGEST = 200.0
 TOLERANCE = 0.05
-# A ring of n nodes has 2(n - 1) steps, in each of which this machine wakes n ranks one after the other on its few
-# cores; real nodes wake at once. On ten at 10 Gbit/s a step of 230 ms took 300 for that, and 240 with t = 2.
+# A ring of n nodes has 2(n - 1) steps. In each, this machine wakes n ranks one after the other on its few cores; real
+# nodes wake at once. With ten nodes at 10 Gbit/s a step of 230 ms therefore took 300 ms, and 240 ms with t = 2.
 SLOWED_NODES = 4
-# Where the wire takes a second or more for a step, that is little; and a sweep has no time for twice as much.
+# On slower links a step takes a second or more: the error is small, and the sweep would take twice as long.
 SLOWED_RATE_GBPS = 2.0
 SLOWDOWN = 2.0
-# MPI's ranks ask and need not be woken. Where the wire takes little of a step too, ten nodes came within 3% without.
+# MPI's ranks poll and need no wake-up. On fast links ten nodes came within 3% without the slowdown.
 UNSLOWED_MPI_GBPS = 20.0
 
 
@@ -33,13 +33,13 @@ def slowdown(nodes: int, rate_gbps: float, engine: str) -> float:
 
 
 def factor(nodes: int, rate_gbps: float, slowed: float = 1.0) -> float:
-    """s for a point: from nodes x rate, so that the machine keeps idle CPU."""
+    """s for a point, from nodes x rate, such that the machine keeps idle CPU."""
     if nodes == 1:
-        # No network to be true to: the less is copied, the less this machine disturbs the device's time.
+        # No network to model: copying less disturbs the device's time less.
         return LARGEST
     return min(max(round(nodes * rate_gbps / BUDGET_GBPS / slowed, 1), SMALLEST), LARGEST)
 
 
 def converged(ratio: float) -> bool:
-    """Whether the step at 2s took as long as at s: then neither CPU nor fixed costs decided it."""
+    """Whether a step takes the same time at twice the scale factor: then neither CPU nor fixed costs decide it."""
     return abs(ratio - 1) <= TOLERANCE

@@ -43,7 +43,7 @@ class Section(BaseModel):
 
 
 class Link(Section):
-    """A network the cluster is shaped to for this plan, besides the fabrics of cluster.yml."""
+    """A link rate to emulate, in addition to the fabrics of cluster.yml."""
 
     rate_gbps: Annotated[float, Field(gt=0, le=800, strict=False)]
     burst_ms: Annotated[float, Field(gt=0, le=500, strict=False)] | None = None
@@ -62,53 +62,67 @@ class Published(Section):
 class Plan(Section):
     """A sweep: every combination of the lists is a point."""
 
-    title: str = Field(default="", description="of the result table")
-    nodes: Annotated[list[Positive], Field(min_length=1), Listed] = Field(description="how many, such as [1, 2, 4]")
+    title: str = Field(default="", description="title of the result table")
+    nodes: Annotated[list[Positive], Field(min_length=1), Listed] = Field(description="node counts, such as [1, 2, 4]")
     gpus_per_node: Annotated[int, Field(ge=1, le=16)] = Field(default=1, description="processes on each node")
     batches: Annotated[list[Annotated[int, Field(ge=1, le=4096)]], Field(min_length=1), Listed] = Field(
         description="images per GPU and step"
     )
-    fabrics: Annotated[list[str], Field(min_length=1), Listed] = Field(description="of cluster.yml or of links")
+    fabrics: Annotated[list[str], Field(min_length=1), Listed] = Field(
+        description="fabrics to measure: names from cluster.yml or from links"
+    )
     links: dict[str, Link] = Field(
-        default={}, description="networks of the plan's own, on a shaped fabric: name -> rate_gbps, burst_ms"
+        default={},
+        description="extra link rates to emulate, in addition to the cluster's fabrics: name -> rate_gbps, burst_ms",
     )
     models: Annotated[list[str], Field(min_length=1), Listed] = Field(
         default=["resnet50"], description="resnet50, resnet101, resnet152, vgg16, alexnet, inceptionv3"
     )
     engines: Annotated[list[Engine], Field(min_length=1), Listed] = Field(
         default=["horovod"],
-        description="horovod (over MPI or Gloo, as the fabric is tuned), horovod-mpi, horovod-gloo, ddp, ps",
+        description="horovod (MPI or Gloo, from the fabric's tuning), horovod-mpi, horovod-gloo, ddp, ps",
     )
     compressions: Annotated[list[Literal["none", "fp16", "1bit"]], Field(min_length=1), Listed] = Field(
-        default=["none"], description="of gradients: none, fp16, 1bit (with error feedback)"
+        default=["none"], description="gradient compression: none, fp16, 1bit (with error feedback)"
     )
-    launcher: Literal["usual", "torchrun"] = Field(default="usual", description="torchrun: for engine ddp")
+    launcher: Literal["usual", "torchrun"] = Field(
+        default="usual", description="usual: the engine's own launcher; torchrun: engine ddp only"
+    )
     container: str | None = Field(
-        default=None, description="training image that the worker runs in, on native fabrics; nodes need podman"
+        default=None, description="container image to run the worker in; native fabrics only, nodes need podman"
     )
     device: str = Field(
         default="emulated:p100", description="cuda, cpu, or emulated: with k80, 1080ti, p100, v100, a100 or h100"
     )
     compute_ms: Annotated[float, Field(gt=0, strict=False)] | None = Field(
-        default=None, description="time of one step's compute, where it was measured, instead of the profile's"
+        default=None, description="measured compute time of one step; replaces the profile's"
     )
     slowdown: Annotated[float, Field(ge=1, le=100, strict=False)] | None = Field(
-        default=None, description="how much slower than real time emulated devices run (default: from nodes and rate)"
+        default=None,
+        description="factor by which emulated time runs slower than real time (default: from nodes and rate)",
     )
-    precision: str | None = Field(default=None, description="of the emulated device's published rate, such as amp")
+    precision: str | None = Field(
+        default=None, description="precision of the emulated device's published rate, such as amp"
+    )
     data: Annotated[
         list[Annotated[str, AfterValidator(_data)]], Field(min_length=1), Listed, BeforeValidator(_listed)
-    ] = Field(default=["synthetic"], description="synthetic, shards:/folder or shards:http://..., docs/data.md")
-    data_cores: Annotated[int, Field(ge=1, le=256)] = Field(default=2, description="cores per GPU that decode images")
-    data_policy: Literal["drop", "pad"] = Field(default="drop", description="of samples that fill no last batch")
-    data_strict: bool = Field(default=False, description="stop at the first damaged sample instead of skipping it")
-    data_loader: Literal["cores", "dali"] = Field(default="cores", description="dali decodes on the GPU: cuda only")
-    scaling: Literal["weak", "strong"] = Field(
-        default="weak", description="strong: batches are those of all GPUs together"
+    ] = Field(
+        default=["synthetic"], description="data source: synthetic, shards:/folder or shards:http://... (docs/data.md)"
     )
-    repeats: Annotated[int, Field(ge=1, le=100)] = Field(default=1, description="of every point")
-    seconds: Annotated[float, Field(gt=0, strict=False)] = Field(default=20, description="time cap of one point")
-    compare: list[Published] = Field(default=[], description="published figures that are printed beside ours")
+    data_cores: Annotated[int, Field(ge=1, le=256)] = Field(default=2, description="decoding cores per GPU")
+    data_policy: Literal["drop", "pad"] = Field(
+        default="drop", description="what to do with samples left over after the last full batch"
+    )
+    data_strict: bool = Field(default=False, description="stop at the first damaged sample instead of skipping it")
+    data_loader: Literal["cores", "dali"] = Field(
+        default="cores", description="cores: decode on the CPU; dali: decode on the GPU, device cuda only"
+    )
+    scaling: Literal["weak", "strong"] = Field(
+        default="weak", description="weak: batches are per GPU; strong: batches are shared by all GPUs"
+    )
+    repeats: Annotated[int, Field(ge=1, le=100)] = Field(default=1, description="measurements of every point")
+    seconds: Annotated[float, Field(gt=0, strict=False)] = Field(default=20, description="time limit per point")
+    compare: list[Published] = Field(default=[], description="published figures to print beside the results")
 
 
 def names() -> list[str]:
