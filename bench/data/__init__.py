@@ -1,1 +1,1 @@
-"""Images as tar shards: made, checked, copied and timed."""
+"""Make, verify, copy and time data sets of tar shards."""

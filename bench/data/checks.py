@@ -1,4 +1,4 @@
-"""Hold a folder of shards against its index: sizes, checksums, tar headers, keys, labels, images."""
+"""Verify a folder of shards against its index: sizes, checksums, tar headers, keys, labels, images."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from pathlib import Path
 from bench.worker import images, shards
 from bench.worker.shards import DataError, Index, Shard
 
-MOST = 100
+# Problems listed per shard.
+LIMIT = 100
 
 
 def verify(location: Path, step: Callable[[int], None]) -> list[str]:
-    """What is wrong, one line each; empty when all is well."""
+    """Problems, one line each."""
     index = shards.load_index(str(location))
     seen: dict[str, str] = {}
     problems: list[str] = []
     for shard in index.shards:
-        problems += one(index, location, shard, seen)
+        problems += check_shard(index, location, shard, seen)
         step(shard.samples)
     known = {shard.name for shard in index.shards}
     problems += [
@@ -28,25 +29,25 @@ def verify(location: Path, step: Callable[[int], None]) -> list[str]:
     return problems
 
 
-def one(index: Index, location: Path, shard: Shard, seen: dict[str, str]) -> list[str]:
+def check_shard(index: Index, location: Path, shard: Shard, seen: dict[str, str]) -> list[str]:
     path = location / shard.name
     if not path.is_file():
         return [f"{shard.name}: missing"]
     if path.stat().st_size != shard.bytes:
-        return [f"{shard.name}: {path.stat().st_size} bytes, {shards.INDEX} says {shard.bytes}"]
+        return [f"{shard.name}: {path.stat().st_size} bytes, {shards.INDEX} has {shard.bytes}"]
     with path.open("rb") as file:
         if hashlib.file_digest(file, "sha256").hexdigest() != shard.sha256:
-            return [f"{shard.name}: sha256 differs from {shards.INDEX}", *members(index, path, shard, seen)]
-    return members(index, path, shard, seen)
+            return [f"{shard.name}: sha256 differs from {shards.INDEX}", *check_members(index, path, shard, seen)]
+    return check_members(index, path, shard, seen)
 
 
-def members(index: Index, path: Path, shard: Shard, seen: dict[str, str]) -> list[str]:
-    """What is wrong inside a shard, read with Python's own tar reader, not with ours."""
+def check_members(index: Index, path: Path, shard: Shard, seen: dict[str, str]) -> list[str]:
+    """Problems inside a shard. It is read with Python's tarfile, independent of our own reader."""
     problems: list[str] = []
     found: dict[str, dict[str, bytes]] = {}
     starts: dict[str, int] = {}
     try:
-        # ignore_zeros off: data behind the end mark is not read.
+        # Without ignore_zeros: data after the end mark is not read.
         with tarfile.open(path, "r:") as tar:
             for info in tar:
                 key, _, extension = info.name.partition(".")
@@ -54,11 +55,11 @@ def members(index: Index, path: Path, shard: Shard, seen: dict[str, str]) -> lis
                 found.setdefault(key, {})[extension] = file.read() if file else b""
                 starts.setdefault(key, info.offset)
     except (tarfile.TarError, OSError) as error:
-        problems.append(f"{shard.name}: not a tar that can be read to its end: {error}")
+        problems.append(f"{shard.name}: tar cannot be read to its end: {error}")
     for key, parts in found.items():
         where = f"{shard.name}: {key}"
         if key in seen:
-            problems.append(f"{where}: this key is in {seen[key]} too")
+            problems.append(f"{where}: the same key is in {seen[key]}")
         seen[key] = shard.name
         label = parts.get("cls")
         if label is None:
@@ -73,10 +74,10 @@ def members(index: Index, path: Path, shard: Shard, seen: dict[str, str]) -> lis
             except images.NotAnImage as error:
                 problems.append(f"{where}: not an image ({error})")
     if len(found) != shard.samples:
-        problems.append(f"{shard.name}: {len(found)} samples, {shards.INDEX} says {shard.samples}")
+        problems.append(f"{shard.name}: {len(found)} samples, {shards.INDEX} has {shard.samples}")
     try:
-        if list(shards.load_places(index, shard).starts)[:-1] != sorted(starts.values()):
-            problems.append(f"{path.with_suffix('.idx').name}: samples begin elsewhere in the shard")
+        if list(shards.load_offsets(index, shard).starts)[:-1] != sorted(starts.values()):
+            problems.append(f"{path.with_suffix('.idx').name}: offsets differ from those in the shard")
     except DataError as error:
         problems.append(str(error))
-    return problems[:MOST]
+    return problems[:LIMIT]

@@ -1,4 +1,4 @@
-"""Image data as tar shards: make, shard, verify, push to the cluster, and measure how fast they feed GPUs."""
+"""Make, verify and copy data sets of tar shards; measure how fast they feed GPUs."""
 
 from __future__ import annotations
 
@@ -19,33 +19,40 @@ from cluster.core.errors import UserError
 
 def configure(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    make = actions.add_parser("make", help="stand-in images with ImageNet's shape, labelled synthetic")
-    make.add_argument("--images", type=int, required=True, metavar="N")
-    make.add_argument("--out", type=Path, required=True, metavar="DIR")
-    make.add_argument("--seed", type=int, default=1)
-    make.add_argument("--shard-mb", type=float, default=1000, help="size of a shard (default 1000)")
-    shard = actions.add_parser("shard", help="an ImageNet folder tree into shards")
-    shard.add_argument("--imagenet", type=Path, required=True, metavar="DIR", help="holds train/<wnid>/ and val/")
-    shard.add_argument("--out", type=Path, required=True, metavar="DIR", help="gets train/ and val/")
-    shard.add_argument("--shard-mb", type=float, default=1000, help="size of a shard (default 1000)")
-    shard.add_argument("--seed", type=int, default=1, help="of the order images are put in")
-    shard.add_argument("--val-labels", type=Path, metavar="FILE", help="image and class per line, for a flat val/")
-    verify = actions.add_parser("verify", help="hold shards against their index and checksums")
-    verify.add_argument("folder", type=Path, metavar="DIR")
-    push = actions.add_parser("push", help="copy shards to the head, which serves them to the fabric")
-    push.add_argument("folder", type=Path, metavar="DIR")
+    make = actions.add_parser("make", help="make synthetic images with the sizes of ImageNet")
+    make.add_argument("--images", type=int, required=True, metavar="N", help="number of images")
+    make.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder of the data set")
+    make.add_argument("--seed", type=int, default=1, help="random seed of the images (default 1)")
+    make.add_argument("--shard-mb", type=float, default=1000, help="size of a shard in MB (default 1000)")
+    shard = actions.add_parser("shard", help="pack an ImageNet folder tree into shards")
+    shard.add_argument("--imagenet", type=Path, required=True, metavar="DIR", help="folder with train/<wnid>/ and val/")
+    shard.add_argument(
+        "--out", type=Path, required=True, metavar="DIR", help="folder for the data sets train/ and val/"
+    )
+    shard.add_argument("--shard-mb", type=float, default=1000, help="size of a shard in MB (default 1000)")
+    shard.add_argument("--seed", type=int, default=1, help="random seed of the image order (default 1)")
+    shard.add_argument(
+        "--val-labels",
+        type=Path,
+        metavar="FILE",
+        help="file with image and class per line, for a val/ without class folders",
+    )
+    verify = actions.add_parser("verify", help="verify shards against their index and checksums")
+    verify.add_argument("folder", type=Path, metavar="DIR", help="data set: the folder with index.json")
+    push = actions.add_parser("push", help="copy shards to the head node, which serves them over the fabric")
+    push.add_argument("folder", type=Path, metavar="DIR", help="data set: the folder with index.json")
     push.add_argument("--env", default="local", help="environment to copy to (default local)")
-    push.add_argument("--name", help="folder on the head (default: the name of DIR)")
-    measure = actions.add_parser("bench", help="images/s and MB/s of every stage, and the cores and drives GPUs need")
-    measure.add_argument("locations", nargs="+", metavar="DIR|URL", help="shards on local disk, a share, or HTTP")
-    measure.add_argument("--env", help="measure on a node of this environment instead of here")
-    measure.add_argument("--node", help="which one (default: the last)")
-    measure.add_argument("--cores", type=int, help="cores to measure with (default: all here, 2 on a node)")
+    push.add_argument("--name", help="name of the data set on the head (default: name of DIR)")
+    measure = actions.add_parser("bench", help="measure each stage; compute the cores and drives that feed the GPUs")
+    measure.add_argument("locations", nargs="+", metavar="DIR|URL", help="data sets on local disk, a share or HTTP")
+    measure.add_argument("--env", help="environment to measure on (default: this machine)")
+    measure.add_argument("--node", help="node of the environment (default: the last)")
+    measure.add_argument("--cores", type=int, help="number of cores (default: all of this machine, 2 on a node)")
     measure.add_argument("--seconds", type=float, default=3.0, help="time per stage (default 3)")
-    measure.add_argument("--run", metavar="RUN", help="a sweep to feed: its rate is the need, its explain gets this")
-    measure.add_argument("--rate", type=float, metavar="N", help="images/s to feed instead of a run's")
+    measure.add_argument("--run", metavar="RUN", help="sweep to feed; the rates are saved for its `bench explain`")
+    measure.add_argument("--rate", type=float, metavar="N", help="images/s to feed, instead of the rate of RUN")
     for sub in (make, shard, verify, push, measure):
-        sub.add_argument("--json", action="store_true", help="print the answer as JSON")
+        sub.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -62,7 +69,7 @@ def progress(quiet: bool) -> Progress:
 
 def positive(value: float, flag: str) -> None:
     if not math.isfinite(value) or value <= 0:
-        raise UserError(f"{flag}: {value:g} must be above 0")
+        raise UserError(f"{flag}: {value:g} must be greater than 0")
 
 
 def make(args: argparse.Namespace) -> int:
@@ -72,7 +79,7 @@ def make(args: argparse.Namespace) -> int:
     positive(args.shard_mb, "--shard-mb")
     per_shard = max(1, round(args.shard_mb * 1e6 / standin.MEAN_BYTES))
     facts = {
-        "kind": "synthetic stand-in with ImageNet's shape",
+        "kind": "synthetic images with the sizes of ImageNet",
         "source": f"bench data make --images {args.images} --seed {args.seed} --shard-mb {args.shard_mb:g}",
         "classes": standin.CLASSES,
     }
@@ -143,7 +150,7 @@ def build(args: argparse.Namespace, work: list[tuple[Any, Any]], check: Any) -> 
     for entry in skipped[:20]:
         print(f"  skipped {entry['name']}: {entry['why']}")
     if skipped:
-        print(f"{len(skipped)} bad images were left out; all of them are in index.json")
+        print(f"{len(skipped)} bad images were skipped; index.json lists all of them")
     return 0
 
 
@@ -168,14 +175,17 @@ def push(args: argparse.Namespace) -> int:
     from bench.data import copying
 
     url = copying.push(args.folder, args.env, args.name or args.folder.resolve().name)
-    print(json.dumps({"data": f"shards:{url}"}) if args.json else f"in a plan:  data: shards:{url}")
+    print(json.dumps({"data": f"shards:{url}"}) if args.json else f"line for a plan:  data: shards:{url}")
     return 0
 
 
 def bench(args: argparse.Namespace) -> int:
     from bench.data import measure
 
-    positive(args.seconds, "--seconds")
+    for name in ("seconds", "rate", "cores"):
+        value = getattr(args, name)
+        if value is not None:
+            positive(value, f"--{name}")
     return measure.command(args)
 
 

@@ -1,4 +1,4 @@
-"""An ImageNet folder tree as items for shards: train/<wnid>/*.JPEG and val/<wnid>/*.JPEG, or a flat val with labels."""
+"""List an ImageNet folder tree for sharding: train/<wnid>/*.JPEG and val/<wnid>/*.JPEG, or a flat val/ with labels."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ END_OF_IMAGE = b"\xff\xd9"
 
 
 def classes(root: Path) -> list[str]:
-    """Class folders of the training set in order: their number is the label, in val too."""
+    """Class folders of the training set in order. The position is the label, in val/ too."""
     train = root / "train"
     if not train.is_dir():
-        raise UserError(f"--imagenet: {root} has no folder train; name the folder that holds train/ and val/")
+        raise UserError(f"--imagenet: {root} has no folder train; give the folder that contains train/ and val/")
     found = sorted(path.name for path in train.iterdir() if path.is_dir())
     if not found:
         raise UserError(f"--imagenet: {train} has no class folders such as n01440764/")
@@ -34,7 +34,7 @@ def items(root: Path, split: str, names: list[str], labels: Path | None = None) 
     for path in sorted(folder.iterdir()):
         if path.is_dir():
             if path.name not in numbers:
-                raise UserError(f"--imagenet: {path} is a class that train/ does not have")
+                raise UserError(f"--imagenet: {path} is not a class of train/")
             for image in sorted(path.iterdir()):
                 if image.suffix.lower() in SUFFIXES:
                     found.append(item(root, image, path.name, numbers[path.name]))
@@ -44,16 +44,16 @@ def items(root: Path, split: str, names: list[str], labels: Path | None = None) 
         for path in flat:
             name = known.get(path.stem)
             if name not in numbers:
-                raise UserError(f"--val-labels: no class of train/ for {path.name}")
+                raise UserError(f"--val-labels: {path.name} has no class of train/")
             found.append(item(root, path, "", numbers[name]))
     refuse_duplicates(found)
     return found
 
 
 def read_labels(path: Path | None, example: Path) -> dict[str, str]:
-    """Image and class per line, such as ILSVRC2012_val_00000001 n01751748; a comma may stand between."""
+    """Image and class per line, separated by space or comma: ILSVRC2012_val_00000001 n01751748."""
     if path is None:
-        raise UserError(f"--val-labels: {example} is in no class folder; name a file with image and class per line")
+        raise UserError(f"--val-labels: {example} is not in a class folder; give a file with image and class per line")
     try:
         lines = path.read_text().splitlines()
     except OSError as error:
@@ -63,11 +63,11 @@ def read_labels(path: Path | None, example: Path) -> dict[str, str]:
 
 
 def item(root: Path, path: Path, wnid: str, number: int) -> Item:
-    # A key ends at the first dot, and the same file name may be in two classes.
+    # A key must not contain a dot. The class makes it unique: two classes may have the same file name.
     stem = path.stem.replace(".", "_")
     key = stem if not wnid or stem.startswith(f"{wnid}_") else f"{wnid}_{stem}"
     if len(key.encode()) > LONGEST_KEY:
-        raise UserError(f"{path}: its name is longer than {LONGEST_KEY} bytes; rename it")
+        raise UserError(f"{path}: the name has more than {LONGEST_KEY} bytes; rename the file")
     return Item(key, number, partial(load, path), str(path.relative_to(root)))
 
 
@@ -85,12 +85,12 @@ def check(data: bytes) -> None:
 
 
 def group(root: Path, found: list[Item], split: str, shard_bytes: float, seed: int) -> list[tuple[str, list[Item]]]:
-    """Shards of about that size. Items are mixed first: in the tree they lie class by class."""
-    mixed = list(found)
-    random.Random(f"{seed}/{split}").shuffle(mixed)
+    """Divide the items into shards of about that size. They are shuffled first: the tree is sorted by class."""
+    shuffled = list(found)
+    random.Random(f"{seed}/{split}").shuffle(shuffled)
     groups: list[list[Item]] = []
     size = shard_bytes
-    for one in mixed:
+    for one in shuffled:
         if size >= shard_bytes:
             groups.append([])
             size = 0

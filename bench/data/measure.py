@@ -1,4 +1,4 @@
-"""Measure the data path stage by stage, and say how many cores and drives the cluster's GPUs need."""
+"""Measure each stage of the input pipeline; compute the cores and drives that feed the GPUs of a cluster."""
 
 from __future__ import annotations
 
@@ -21,10 +21,6 @@ from cluster.terraform import read_output
 
 def command(args: argparse.Namespace) -> int:
     cores = args.cores or (2 if args.env else len(os.sched_getaffinity(0)))
-    if cores < 1:
-        raise UserError(f"--cores: {cores} must be at least 1")
-    if args.rate is not None and not (math.isfinite(args.rate) and args.rate > 0):
-        raise UserError(f"--rate: {args.rate:g} must be above 0")
     run = load(args.run) if args.run else None
     wanted = need(args.rate, run)
     if args.env:
@@ -39,7 +35,7 @@ def command(args: argparse.Namespace) -> int:
 
 
 def on_node(env: str, node: str | None, cores: int, seconds: float, locations: list[str]) -> dict[str, Any]:
-    """Measure where training runs: only nodes reach the fabric. The last node is the one farthest from the head."""
+    """Measure on a node: only nodes reach the fabric. The default is the last one, which is not the head."""
     state = State(env)
     if not state.tfstate.exists():
         raise UserError(f"--env: nothing is deployed in {env}; run `make deploy ENV={env}`")
@@ -60,7 +56,7 @@ def on_node(env: str, node: str | None, cores: int, seconds: float, locations: l
 
 
 def need(rate: float | None, run: Run | None) -> dict[str, Any] | None:
-    """Images per second to feed: the best point of a sweep on synthetic data, or what the user says."""
+    """Images/s to feed: --rate, or the fastest point of a sweep on synthetic data."""
     if rate is not None:
         return {"images_per_second": rate, "source": "--rate"}
     if run is None:
@@ -76,7 +72,7 @@ def need(rate: float | None, run: Run | None) -> dict[str, Any] | None:
 
 
 def feed(found: dict[str, Any], wanted: dict[str, Any]) -> dict[str, Any]:
-    """Units = ceil(need / what one unit was measured to do)."""
+    """Cores and drives for the wanted rate: ceil(rate / measured rate of one)."""
     rate = wanted["images_per_second"]
     per_core = stage(found["core"], "batch (decode + augment)")["images_per_second_per_core"]
     return {
@@ -96,7 +92,7 @@ def stage(rates: list[dict[str, Any]], name: str) -> dict[str, Any]:
 
 
 def write_capacities(run: Run, found: dict[str, Any]) -> None:
-    """What `bench explain` takes instead of published figures. One machine stands for a node."""
+    """Save the rates for `bench explain`, which uses published figures otherwise."""
     location, backend = next(iter(found["storage"].items()))
     per_core = stage(found["core"], "batch (decode + augment)")["images_per_second_per_core"]
     source = f"bench data bench, {found['cores']} cores"
@@ -127,7 +123,7 @@ def write_capacities(run: Run, found: dict[str, Any]) -> None:
 
 def text(answer: dict[str, Any], run: Run | None) -> str:
     head = ("stage", "images/s", "MB/s", "images/s per core")
-    lines = [f"{answer['image_bytes'] / 1000:.0f} KB per image in the shards; MB/s of what the stage passes on", ""]
+    lines = [f"{answer['image_bytes'] / 1000:.0f} KB per image in the shards; MB/s is the output of the stage", ""]
     if "node" in answer:
         lines[0] = f"measured on {answer['node']}: {lines[0]}"
 
@@ -153,7 +149,7 @@ def text(answer: dict[str, Any], run: Run | None) -> str:
         lines += [f"  {found['cores']} cores at {found['images_per_second_per_core']:.0f} images/s each"]
         lines += [f"  {count} drives or servers like {where}" for where, count in found["drives"].items()]
     else:
-        lines += ["", "name a sweep with --run, or a rate with --rate, to see how many cores and drives it takes"]
+        lines += ["", "give --run or --rate to see how many cores and drives that rate needs"]
     if run is not None:
-        lines += [f"{run.folder / 'capacities.json'} holds these for `bench explain {run.folder}`"]
+        lines += [f"{run.folder / 'capacities.json'} has these rates for `bench explain {run.folder}`"]
     return "\n".join(lines)

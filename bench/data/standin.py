@@ -1,6 +1,6 @@
-"""Stand-in images with ImageNet's shape: JPEG, mostly 500 x 375, around 110 KB, 1,000 classes. Made, not photographed.
+"""Synthetic images with ImageNet's sizes: JPEG, mostly 500 x 375, about 110 KB, 1,000 classes.
 
-Every image depends on the seed and its number alone, so any part of the set can be made again.
+An image depends only on the seed and its number, so any part of the set can be made again.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from PIL import Image
 
 CLASSES = 1000
 MEAN_BYTES = 110_000
-# Width, height, share of the images, standard deviation of the noise, JPEG quality. Most of ImageNet was scaled to
-# 500 pixels when it was collected; some images are small, a few are as they came from a camera.
+# Width, height, share of the images, standard deviation of the noise, JPEG quality. Most images of ImageNet were scaled
+# to 500 pixels when it was collected. Some are smaller, and a few have the size that the camera gave them.
 SHAPES = (
     (500, 375, 0.58, 20, 91),
     (375, 500, 0.16, 20, 91),
@@ -38,7 +38,7 @@ def image(seed: int, number: int) -> bytes:
     draw = numpy.random.default_rng([seed, number])
     shares = numpy.cumsum([share for _, _, share, _, _ in SHAPES])
     width, height, _, noise, quality = SHAPES[int(numpy.searchsorted(shares, draw.random() * shares[-1], "right"))]
-    # What varies from photograph to photograph: how much fine detail there is.
+    # Photographs differ in the amount of fine detail.
     detail = float(draw.lognormal(0, 0.35))
     pixels = paint(draw, width, height, noise * detail)
     jpeg: bytes = simplejpeg.encode_jpeg(pixels, quality=quality, colorsubsampling="420")
@@ -46,7 +46,7 @@ def image(seed: int, number: int) -> bytes:
 
 
 def paint(draw: numpy.random.Generator, width: int, height: int, noise: float) -> NDArray[numpy.uint8]:
-    """Smooth fields of colour from coarse to fine, and grain."""
+    """Smooth colour fields from coarse to fine, plus grain."""
     total = numpy.full((height, width, 3), 128.0, numpy.float32)
     for cells, strength in OCTAVES:
         coarse = draw.integers(0, 256, (cells * 3 // 4, cells, 3), numpy.uint8)

@@ -1,4 +1,4 @@
-"""Write tar shards with their index: what is finished stays, so an interrupted command goes on where it stopped."""
+"""Write tar shards and their index. Finished shards are kept, so an interrupted command resumes where it stopped."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from typing import Any, BinaryIO
 from bench.worker.shards import INDEX, RECORD, padded
 from cluster.core.errors import InfraError, UserError
 
-# First line of DALI's index files, which ours are.
+# Version in the first line of DALI's index files. Ours have the same format.
 IDX_VERSION = "v1.2"
-# Longer names need a second header, which readers of plain tar know but which costs a record per file.
+# A longer name needs a second tar header per file.
 LONGEST_KEY = 95
 
 
 @dataclass(frozen=True)
 class Item:
-    """One sample to be: its name, its class, and how to get its bytes."""
+    """A sample to write: its key, its class, a function that returns its bytes, and its source for messages."""
 
     key: str
     label: int
@@ -41,7 +41,7 @@ class Finished:
 
 
 class Hashed:
-    """A file that is written, counted and hashed at once."""
+    """A file writer that also counts and hashes the bytes."""
 
     def __init__(self, file: BinaryIO) -> None:
         self.file, self.sha, self.bytes = file, hashlib.sha256(), 0
@@ -54,7 +54,7 @@ class Hashed:
 
 
 class BadImage(Exception):
-    """The bytes of an item are no image."""
+    """The bytes of an item are not an image."""
 
 
 class Folder:
@@ -75,19 +75,19 @@ class Folder:
                 known = [Finished(**one) for one in old["shards"]]
                 same = old["source"] == facts["source"]
             except (ValueError, KeyError, TypeError):
-                raise UserError(f"--out: {file} is not an index of shards; name an empty folder") from None
+                raise UserError(f"--out: {file} is not an index of shards; give an empty folder") from None
             if not same:
-                raise UserError(f"--out: {path} holds another data set ({old['source']}); name an empty folder")
+                raise UserError(f"--out: {path} has another data set ({old['source']}); give an empty folder")
             self.done = {one.name: one for one in known if self.intact(one)}
         elif any(path.glob("*.tar")):
-            raise UserError(f"--out: {path} holds shards of something else; name an empty folder")
+            raise UserError(f"--out: {path} has shards but no {INDEX}; give an empty folder")
 
     def intact(self, one: Finished) -> bool:
         tar = self.path / one.name
         return tar.exists() and tar.stat().st_size == one.bytes and tar.with_suffix(".idx").exists()
 
     def write(self, name: str, items: Iterable[Item], check: Callable[[bytes], None]) -> Finished:
-        """One shard; it gets its name when it is whole."""
+        """Write one shard. It is renamed from NAME.part when it is complete."""
         part = self.path / f"{name}.part"
         lines: list[str] = []
         finished = Finished(name, 0, 0, "", 0)
@@ -110,7 +110,7 @@ class Folder:
                     member(out, f"{item.key}.cls", label)
                     finished.samples += 1
                     finished.largest = max(finished.largest, 2 * RECORD + padded(len(data)) + padded(len(label)))
-                # The end of an archive is two empty records, padded to tar's block.
+                # A tar ends with two empty records, padded to its block size.
                 out.write(bytes(2 * RECORD))
                 out.write(bytes(-out.bytes % tarfile.RECORDSIZE))
                 file.flush()
@@ -121,7 +121,7 @@ class Folder:
             part.rename(self.path / name)
         except OSError as error:
             part.unlink(missing_ok=True)
-            raise InfraError(f"{part}: {error.strerror}; shards finished so far are kept, run it again") from None
+            raise InfraError(f"{part}: {error.strerror}; finished shards are kept; run the command again") from None
         self.done[name] = finished
         self.save(complete=False)
         return finished
@@ -143,7 +143,7 @@ class Folder:
 
 
 def member(out: Hashed, name: str, data: bytes) -> None:
-    """A file in the archive; owner and time are fixed, so the same images give the same shard."""
+    """Add a file. Owner and time are fixed, so the same images give the same shard."""
     info = tarfile.TarInfo(name)
     info.size, info.mode = len(data), 0o444
     out.write(info.tobuf(format=tarfile.USTAR_FORMAT))
@@ -162,7 +162,7 @@ def refuse_duplicates(items: Iterable[Item]) -> None:
 def build(
     folder: Folder, groups: list[tuple[str, list[Item]]], check: Callable[[bytes], None], step: Callable[[int], None]
 ) -> Iterator[Finished]:
-    """Write the shards that are not there yet; `step` is told how many items were dealt with."""
+    """Write the missing shards. `step` is called with the number of items done."""
 
     def counted(items: list[Item]) -> Iterator[Item]:
         for item in items:

@@ -1,6 +1,6 @@
-"""The same shards through NVIDIA DALI, which decodes on the GPU. An option for device cuda; DALI is not in nodes.in.
+"""Read the same shards with NVIDIA DALI, which decodes on the GPU: an option for device cuda. DALI is not in nodes.in.
 
-It was written from DALI's documentation and has not been run: there was no GPU at hand.
+Written from DALI's documentation and never run, because no GPU was available.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ def pipeline(paths: list[str], indexes: list[str], rank: int, ranks: int, pixels
         std=[255 * value for value in images.DEVIATION],
         mirror=fn.random.coin_flip(),
     )
-    # A label is text in the shard: up to three digits.
+    # A label is text: up to three digits.
     return pictures, fn.pad(labels, axes=[0], shape=[3], fill_value=0)
 
 
 class DaliFeed(Feed):
     def __init__(self, index: Index, trial: TrialSpec, engine: Engine) -> None:
         if is_url(index.location):
-            raise DataError(f"{index.location}: DALI reads files; name a folder on the nodes or on a share")
+            raise DataError(f"{index.location}: DALI cannot read over HTTP; use a folder on the nodes or on a share")
         paths = [f"{index.location}/{shard.name}" for shard in index.shards]
         made = pipeline(
             paths,
@@ -84,7 +84,7 @@ class DaliFeed(Feed):
 
 
 def digits(text: torch.Tensor) -> torch.Tensor:
-    """Numbers from rows of ASCII digits, padded with zero bytes."""
+    """Parse rows of ASCII digits, padded with zero bytes."""
     number = torch.zeros(text.shape[0], dtype=torch.int64)
     for column in text.to("cpu", torch.int64).unbind(1):
         number = torch.where(column > 0, number * 10 + column - ord("0"), number)

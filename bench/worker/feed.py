@@ -1,4 +1,4 @@
-"""Where a device gets its images: nowhere (synthetic ones stay on the device), from shards, or from DALI on a GPU."""
+"""Input of a device: none (synthetic data stays on the device), images from shards, or images from DALI on a GPU."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Feed:
 
 
 class ShardFeed(Feed):
-    """Images decoded by the node's cores while the device computes."""
+    """Images that the cores of the node decode while the device computes."""
 
     def __init__(self, loader: Loader, cores: int, reused: int) -> None:
         self.loader, self.cores, self.reused = loader, cores, reused
@@ -46,7 +46,7 @@ class ShardFeed(Feed):
         pixels, labels = torch.from_numpy(batch.pixels), torch.from_numpy(batch.labels)
         if place.type == "cpu":
             return pixels, labels
-        # Bytes go to the device and are normalised there: a third of what floats would take on the bus.
+        # Send bytes and normalise on the device: floats would take three times the bandwidth of the bus.
         return normalised(pixels.to(place, non_blocking=True)), labels.to(place, non_blocking=True)
 
     def report(self) -> InputReport:
@@ -68,7 +68,7 @@ class ShardFeed(Feed):
 
 
 def normalised(pixels: torch.Tensor) -> torch.Tensor:
-    """From height x width x RGBX bytes to normalised planes, on the device the bytes are on."""
+    """Convert height x width x RGBX bytes to normalised planes, on the device that has the bytes."""
     mean = torch.tensor(images.MEAN, device=pixels.device)
     deviation = torch.tensor(images.DEVIATION, device=pixels.device)
     return ((pixels[..., :3].float() / 255 - mean) / deviation).permute(0, 3, 1, 2).contiguous()

@@ -1,8 +1,8 @@
-"""Batches of decoded images for one rank, made ready while the device computes.
+"""Prepare batches of decoded images for one rank while the device computes.
 
-One thread reads windows of samples, `cores` threads decode them into the rows of the next batches, and the device
-takes finished batches in order. Memory is bounded whatever the size of a shard (see `bound`): three windows of
-compressed samples (one read, one waiting, one being decoded) and AHEAD + 1 batches of pixels.
+One thread reads windows of samples, `cores` threads decode them into the rows of the next batches, and the device takes
+finished batches in order. Memory does not depend on the size of a shard (see `bound`): three windows of compressed
+samples (one being read, one waiting, one being decoded) and AHEAD + 1 batches of pixels.
 """
 
 from __future__ import annotations
@@ -13,28 +13,29 @@ import random
 import threading
 import time
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy
 from numpy.typing import NDArray
 
-from bench.worker import images, shards
-from bench.worker.order import Order, Policy, Window
+from bench.worker import images, shards, streams
+from bench.worker.sample_order import Policy, SampleOrder, Window
 from bench.worker.shards import Block, DataError, Faults, Index, Pool, Sample
 
-# Batches that may be ready before the device asks.
+# Finished batches that may wait for the device.
 AHEAD = 2
 WINDOW = 512
-# The longest anybody waits for a batch: longer than a reader tries to get its server back.
-PATIENCE = 120.0
+# Must be longer than a stream retries its server.
+BATCH_TIMEOUT = 120.0
 POLL = 0.2
-# After so many batches without one readable sample the data set is taken as unreadable.
-HOPELESS = 20
+# The run stops after this many batches without a readable sample.
+UNREADABLE_BATCHES = 20
 Slot = tuple[Sample, Block] | None
+T = TypeVar("T")
 
 
 class Closed(Exception):
@@ -43,18 +44,18 @@ class Closed(Exception):
 
 @dataclass
 class Batch:
-    """Images of one step. Rows that are not valid repeat others: padding, or in place of a damaged sample."""
+    """Images of one step. A row that is not valid repeats another one: padding, or a damaged sample."""
 
     pixels: NDArray[Any]
     labels: NDArray[numpy.int64]
     valid: NDArray[numpy.bool_]
     keys: list[str]
-    left: int = 0
+    pending: int = 0
 
 
 @dataclass
 class Meter:
-    """What the pipeline did, and the seconds it took, summed over its threads."""
+    """Work and seconds of the pipeline, summed over its threads."""
 
     read_s: float = 0.0
     read_bytes: int = 0
@@ -76,14 +77,14 @@ class Task:
     batch: Batch
     row: int
     sample: Sample | None
-    # Set where this is the last use of the sample.
+    # Set only at the last use of the sample.
     block: Block | None
     seed: str
 
 
 @dataclass
 class Loader:
-    """Iterate over it, epoch after epoch. `state` says where it stands; a new loader can go on from there."""
+    """An iterator of batches, epoch after epoch. A new loader can resume at the `state` of another one."""
 
     index: Index
     rank: int
@@ -97,9 +98,9 @@ class Loader:
     pixels: int = images.PIXELS
     floats: bool = field(default=False, metadata={"help": "normalised floats instead of bytes"})
     epoch: int = 0
-    offset: int = field(default=0, metadata={"help": "batches of the epoch that are done"})
-    epochs: int | None = field(default=None, metadata={"help": "end after so many; None: never"})
-    repeat: int = field(default=1, metadata={"help": "how often a window is used before the next one is read"})
+    start_batch: int = field(default=0, metadata={"help": "first batch of the first epoch"})
+    epochs: int | None = field(default=None, metadata={"help": "number of epochs; None: no limit"})
+    repeat: int = field(default=1, metadata={"help": "number of uses of a window before the next one is read"})
 
     def __post_init__(self) -> None:
         self.faults = Faults(self.strict)
@@ -109,7 +110,7 @@ class Loader:
         if not self.batches:
             raise DataError(
                 f"{self.index.location}: {self.index.samples} samples are too few for {self.ranks} ranks with batches "
-                f"of {self.batch}; use fewer ranks, a smaller batch or the policy pad"
+                f"of {self.batch}; use fewer ranks, a smaller batch or `data_policy: pad`"
             )
         self.closed = False
         self.problem: BaseException | None = None
@@ -119,11 +120,11 @@ class Loader:
         for _ in range(AHEAD + 1):
             self.spare.put(self.empty())
         self.windows: queue.Queue[list[Slot]] = queue.Queue(maxsize=1)
-        self.places: dict[int, shards.Places] = {}
+        self.sample_offsets: dict[int, shards.SampleOffsets] = {}
         self.taken = 0
         self.current: Batch | None = None
-        self.good = False
-        self.turn = threading.Lock()
+        self.any_valid = False
+        self.task_lock = threading.Lock()
         self.tasks = self.generate()
         jobs = [self.read, *(partial(self.decode, number) for number in range(max(1, self.cores)))]
         self.threads = [threading.Thread(target=self.guard, args=(job,), daemon=True) for job in jobs]
@@ -132,22 +133,22 @@ class Loader:
 
     @property
     def bound(self) -> int:
-        """The most bytes it holds. A block is at least half full, or one sample fills it."""
+        """Upper limit of its memory in bytes. A block is at least half full, or it holds a single sample."""
         compressed = 3 * self.window * (self.index.largest + 2 * shards.RECORD) * 2 + (4 + self.cores) * shards.BLOCK
-        return compressed + (AHEAD + 1) * self.empty_bytes
+        return compressed + (AHEAD + 1) * self.batch_bytes
 
     @property
-    def empty_bytes(self) -> int:
+    def batch_bytes(self) -> int:
         return self.batch * self.pixels * self.pixels * (12 if self.floats else 4)
 
     @property
     def state(self) -> tuple[int, int]:
-        """Epoch and batches of it that were taken."""
-        return divmod(self.epoch * self.batches + self.offset + self.taken, self.batches)
+        """Epoch and batch that come next."""
+        return divmod(self.epoch * self.batches + self.start_batch + self.taken, self.batches)
 
-    def order(self, epoch: int) -> Order:
+    def order(self, epoch: int) -> SampleOrder:
         counts = tuple(shard.samples for shard in self.index.shards)
-        return Order(counts, self.seed, epoch, self.rank, self.ranks, self.batch, self.window, self.policy)
+        return SampleOrder(counts, self.seed, epoch, self.rank, self.ranks, self.batch, self.window, self.policy)
 
     def empty(self) -> Batch:
         shape = (3, self.pixels, self.pixels) if self.floats else (self.pixels, self.pixels, 4)
@@ -158,20 +159,20 @@ class Loader:
         return self
 
     def __next__(self) -> Batch:
-        """The next batch; it stays valid until the one after it is asked for."""
+        """The next batch. It is valid until the following call."""
         if self.current is not None:
             self.spare.put(self.current)
             self.current = None
-        if self.epochs is not None and self.taken == self.epochs * self.batches - self.offset:
+        if self.epochs is not None and self.taken == self.epochs * self.batches - self.start_batch:
             self.close()
             raise StopIteration
         before = time.perf_counter()
         with self.changed:
-            got = self.changed.wait_for(lambda: self.taken in self.ready or self.problem or self.closed, PATIENCE)
+            got = self.changed.wait_for(lambda: self.taken in self.ready or self.problem or self.closed, BATCH_TIMEOUT)
             if self.problem is not None:
                 raise self.problem
             if not got or self.closed:
-                raise DataError(f"{self.index.location}: no batch for {PATIENCE:.0f} s")
+                raise DataError(f"{self.index.location}: no batch for {BATCH_TIMEOUT:.0f} s")
             self.current = self.ready.pop(self.taken)
         self.meter.waited_s += time.perf_counter() - before
         self.taken += 1
@@ -182,14 +183,15 @@ class Loader:
             self.closed = True
             self.changed.notify_all()
         for thread in self.threads:
-            thread.join(timeout=2 * shards.TIMEOUT)
+            thread.join(timeout=2 * streams.TIMEOUT)
 
-    def guard(self, job: Any) -> None:
+    def guard(self, job: Callable[[], None]) -> None:
+        """Run a thread's job; pass its error on to the consumer, which would wait for ever otherwise."""
         try:
             job()
         except Closed:
             pass
-        except BaseException as error:  # whatever ends a thread must reach the one who waits for it
+        except BaseException as error:
             with self.changed:
                 self.problem = self.problem or error
                 self.closed = True
@@ -200,12 +202,12 @@ class Loader:
             raise Closed
 
     def remaining(self) -> Iterator[tuple[int, int, Window]]:
-        """Epoch, row it begins at, and window, for all windows that are still to be read."""
+        """Epoch, first row in the epoch, and window, of all windows still to be read."""
         for epoch in count(self.epoch) if self.epochs is None else range(self.epoch, self.epoch + self.epochs):
             begin = 0
             for window in self.order(epoch).windows():
                 size = len(window.order) * self.repeat
-                if epoch > self.epoch or begin + size > self.offset * self.batch:
+                if epoch > self.epoch or begin + size > self.start_batch * self.batch:
                     yield epoch, begin, window
                 begin += size
 
@@ -223,24 +225,24 @@ class Loader:
                     continue
 
     def read_window(self, window: Window) -> list[Slot]:
-        """The samples of a window by their place in it; None where one could not be read."""
+        """The samples of a window by position; None for a sample that could not be read."""
         slots: list[Slot] = [None] * len(window.order)
         begin = 0
         used = {piece.shard for piece in window.pieces}
-        self.places = {shard: found for shard, found in self.places.items() if shard in used}
+        self.sample_offsets = {shard: found for shard, found in self.sample_offsets.items() if shard in used}
         for piece in window.pieces:
             shard = self.index.shards[piece.shard]
-            if piece.shard not in self.places:
+            if piece.shard not in self.sample_offsets:
                 try:
-                    self.places[piece.shard] = shards.load_places(self.index, shard)
-                except shards.Missing as error:
+                    self.sample_offsets[piece.shard] = shards.load_offsets(self.index, shard)
+                except shards.MissingFile as error:
                     self.faults.add("index of a shard is missing", str(error), piece.last - piece.first)
                     begin += piece.last - piece.first
                     continue
-            places = self.places[piece.shard]
-            starts = places.starts
+            offsets = self.sample_offsets[piece.shard]
+            starts = offsets.starts
             before = time.perf_counter()
-            for block in shards.blocks(self.index, shard, places, piece.first, piece.last, self.pool, self.faults):
+            for block in shards.blocks(self.index, shard, offsets, piece.first, piece.last, self.pool, self.faults):
                 self.check()
                 for sample in block.samples:
                     slots[begin + bisect_left(starts, sample[3]) - piece.first] = (sample, block)
@@ -252,7 +254,7 @@ class Loader:
     # Decoding
 
     def generate(self) -> Iterator[Task]:
-        """What to decode next, in order."""
+        """Decoding tasks in order."""
         sequence, row = 0, 0
         batch: Batch | None = None
         epoch_before = self.epoch
@@ -261,7 +263,8 @@ class Loader:
         def place(epoch: int, at: int, sample: Sample | None, block: Block | None) -> Task:
             nonlocal sequence, row, batch
             if batch is None:
-                batch = self.next_spare()
+                batch = self.wait_for(self.spare)
+                batch.pending = self.batch
             task = Task(sequence, batch, row, sample, block, f"{self.seed}/{epoch}/{self.rank}/{at}")
             row += 1
             if row == self.batch:
@@ -275,12 +278,12 @@ class Loader:
                     yield place(epoch_before, pad, None, None)
                 epoch_before = epoch
             at = begin
-            done = self.offset * self.batch if epoch == self.epoch else 0
-            slots = self.next_window()
-            for turn in range(self.repeat):
+            done = self.start_batch * self.batch if epoch == self.epoch else 0
+            slots = self.wait_for(self.windows)
+            for use in range(self.repeat):
                 for number in window.order:
                     slot = slots[number]
-                    last = slot[1] if slot and turn == self.repeat - 1 else None
+                    last = slot[1] if slot and use == self.repeat - 1 else None
                     if done <= at < size:
                         yield place(epoch, at, slot[0] if slot else None, last)
                     elif last:
@@ -289,30 +292,20 @@ class Loader:
         for pad in range(at, size):
             yield place(epoch_before, pad, None, None)
 
-    def next_window(self) -> list[Slot]:
+    def wait_for(self, source: queue.Queue[T]) -> T:
         while True:
             self.check()
             try:
-                return self.windows.get(timeout=POLL)
-            except queue.Empty:
-                continue
-
-    def next_spare(self) -> Batch:
-        while True:
-            self.check()
-            try:
-                batch = self.spare.get(timeout=POLL)
-                batch.left = self.batch
-                return batch
+                return source.get(timeout=POLL)
             except queue.Empty:
                 continue
 
     def decode(self, number: int) -> None:
-        # A core of its own: threads that often wait for each other are left on one core by the scheduler.
+        # Pin each thread to its own core: the scheduler leaves threads that often wait for each other on one core.
         cores = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(0, {cores[(self.rank * max(1, self.cores) + number) % len(cores)]})
         while True:
-            with self.turn:
+            with self.task_lock:
                 task = next(self.tasks, None)
             if task is None:
                 return
@@ -324,12 +317,12 @@ class Loader:
                 task.block.release()
             with self.changed:
                 task.batch.valid[task.row] = valid
-                self.good = self.good or valid
+                self.any_valid = self.any_valid or valid
                 self.meter.decode_s += spent
                 self.meter.decode_cpu_s += used
                 self.meter.decoded += valid
-                task.batch.left -= 1
-                if not task.batch.left:
+                task.batch.pending -= 1
+                if not task.batch.pending:
                     self.complete(task.batch, task.sequence)
                     self.ready[task.sequence] = task.batch
                     self.changed.notify_all()
@@ -341,7 +334,7 @@ class Loader:
             self.faults.add("label is out of range", key)
             return False
         shape = (self.pixels, self.pixels, 4)
-        target = images.SCRATCH.array("row", shape, numpy.uint8) if self.floats else batch.pixels[row]
+        target = images.SCRATCH.array("row", shape) if self.floats else batch.pixels[row]
         try:
             images.augment(jpeg, random.Random(seed), self.pixels, target)
         except images.NotAnImage as error:
@@ -354,9 +347,9 @@ class Loader:
         return True
 
     def complete(self, batch: Batch, sequence: int) -> None:
-        """Fill rows that have no image with others of the batch; a batch without any keeps older images."""
+        """Copy valid rows into invalid ones. A batch without a valid row keeps the images of an earlier batch."""
         good = numpy.flatnonzero(batch.valid)
-        if not self.good and sequence + 1 >= min(self.batches, HOPELESS):
+        if not self.any_valid and sequence + 1 >= min(self.batches, UNREADABLE_BATCHES):
             raise DataError(f"{self.index.location}: no sample could be read: {'; '.join(self.faults.examples[:1])}")
         for number, row in enumerate(numpy.flatnonzero(~batch.valid)):
             batch.keys[row] = ""

@@ -1,20 +1,16 @@
-"""Read tar shards: their index, a part of one as blocks of samples, and what is wrong with them.
+"""Read a data set of tar shards: its index, and a range of samples as blocks in memory.
 
-A data set is a folder, here or behind HTTP, with index.json, the shards, and beside each shard a file NAME.idx that
-says where its samples begin (the format DALI reads too). So a rank can begin in the middle of a shard, and a damaged
-sample costs only itself.
+A data set is a local folder or an HTTP address with index.json, the shards NAME.tar, and for each shard a file NAME.idx
+with the offsets of its samples (DALI reads the same format). With these offsets a rank can start in the middle of a
+shard, and a damaged sample does not affect the next one.
 """
 
 from __future__ import annotations
 
-import http.client
 import json
-import logging
-import os
 import re
 import struct
 import threading
-import urllib.parse
 from array import array
 from bisect import bisect_right
 from collections import Counter
@@ -22,27 +18,25 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from bench.worker.streams import FileStream, HttpStream, Stream, StreamError
+
 INDEX = "index.json"
 RECORD = 512
-# Fits the second-level cache of a core: larger blocks are copied through memory.
+# Fits the level-2 cache of a core. Larger blocks would go through main memory.
 BLOCK = 640 << 10
-ATTEMPTS = 6
-FIRST_PAUSE = 0.2
-TIMEOUT = 5.0
 EXAMPLES = 20
-log = logging.getLogger(__name__)
 
 
 class DataError(Exception):
-    """A data set that cannot be read on; the text names the shard."""
+    """The data set cannot be read any further. The text names the file."""
 
 
-class Missing(DataError):
-    """A file of the data set is not there, and whoever keeps it says so."""
+class MissingFile(DataError):
+    """A file of the data set does not exist."""
 
 
 class Faults:
-    """Counts what had to be skipped; in strict mode the first one stops the run."""
+    """Counts the samples that were skipped, by reason. In strict mode the first fault stops the run."""
 
     def __init__(self, strict: bool = False) -> None:
         self.strict = strict
@@ -96,7 +90,7 @@ def load_index(location: str) -> Index:
     try:
         content = json.loads(fetch(location, INDEX))
         if not content.get("complete", True):
-            raise DataError(f"{location}/{INDEX}: the data set is not finished; run the command that makes it again")
+            raise DataError(f"{location}/{INDEX}: the data set is not finished; run its `bench data` command again")
         shards = tuple(
             Shard(str(one["name"]), int(one["samples"]), int(one["bytes"]), str(one["sha256"]))
             for one in content["shards"]
@@ -109,35 +103,40 @@ def load_index(location: str) -> Index:
     return index
 
 
+def open_stream(location: str, name: str, start: int, stop: int) -> Stream:
+    return (HttpStream if is_url(location) else FileStream)(f"{location}/{name}", start, stop)
+
+
 def fetch(location: str, name: str) -> bytes:
     """A whole small file."""
     try:
         if is_url(location):
-            with HttpStream(location, name, 0, None) as stream:
-                return stream.rest()
+            with HttpStream(f"{location}/{name}", 0, None) as stream:
+                return stream.read_all()
         return (Path(location) / name).read_bytes()
     except FileNotFoundError as error:
-        raise Missing(f"{location}/{name}: {error.strerror}") from None
+        raise MissingFile(f"{location}/{name}: {error.strerror}") from None
     except OSError as error:
         raise DataError(f"{location}/{name}: {error.strerror or error}") from None
 
 
-@dataclass(frozen=True)
-class Places:
-    """Where the samples of a shard are, from its NAME.idx.
+# Of one sample, in bytes of the shard: its start, start and end of its image, start and end of its label. The last item
+# is the length of its key including the dot, or 0 if image or label is missing. A plain tuple is the fastest to unpack.
+Span = tuple[int, int, int, int, int, int]
 
-    starts has one more entry: the end of the last sample. spans has for each sample where it starts, where its image
-    begins and ends, where its label does, and the length of its key with the dot, 0 where it lacks one of the two.
-    """
+
+@dataclass(frozen=True)
+class SampleOffsets:
+    """Where the samples of a shard are, from NAME.idx. `starts` ends with the end of the last sample."""
 
     starts: array[int]
-    spans: list[tuple[int, int, int, int, int, int]]
+    spans: list[Span]
 
 
-def load_places(index: Index, shard: Shard) -> Places:
+def load_offsets(index: Index, shard: Shard) -> SampleOffsets:
     name = f"{shard.name.removesuffix('.tar')}.idx"
     lines = fetch(index.location, name).decode(errors="replace").splitlines()
-    found = Places(array("q"), [])
+    found = SampleOffsets(array("q"), [])
     end = 0
     try:
         for line in lines[1:]:
@@ -145,157 +144,25 @@ def load_places(index: Index, shard: Shard) -> Places:
             begins = [int(word) for word in words[1::4]]
             spans = {kind: (at, at + int(size)) for kind, at, size in zip(words[::4], begins, words[2::4], strict=True)}
             image, label = spans.get("jpg") or spans.get("jpeg") or (0, 0), spans.get("cls", (0, 0))
-            found.starts.append(min(begins) - RECORD)
-            length = len(words[3].partition(".")[0].encode()) + 1 if image[1] and label[1] else 0
-            found.spans.append((min(begins) - RECORD, *image, *label, length))
+            start = min(begins) - RECORD
+            key_length = len(words[3].partition(".")[0].encode()) + 1 if image[1] and label[1] else 0
+            found.starts.append(start)
+            found.spans.append((start, *image, *label, key_length))
             end = padded(max(last for _, last in spans.values()))
     except (ValueError, IndexError):
         raise DataError(f"{index.location}/{name}: line {len(found.starts) + 2} is not an index line") from None
     if len(found.starts) != shard.samples:
-        raise DataError(f"{index.location}/{name}: {len(found.starts)} samples, {INDEX} says {shard.samples}")
+        raise DataError(f"{index.location}/{name}: {len(found.starts)} samples, {INDEX} has {shard.samples}")
     found.starts.append(end)
     return found
 
 
 def padded(size: int) -> int:
+    """The size that a file takes in a tar: whole records."""
     return (size + RECORD - 1) & -RECORD
 
 
-class FileStream:
-    """Bytes start to stop of a file, in order."""
-
-    def __init__(self, location: str, name: str, start: int, stop: int) -> None:
-        self.where = f"{location}/{name}"
-        self.left = stop - start
-        try:
-            self.file = os.open(self.where, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError as error:
-            raise FileNotFoundError(error.errno, error.strerror) from None
-        os.posix_fadvise(self.file, start, self.left, os.POSIX_FADV_SEQUENTIAL)
-        os.lseek(self.file, start, os.SEEK_SET)
-
-    def fill(self, view: memoryview) -> int:
-        """Fill the view; fewer bytes mean that the file ends there."""
-        got = 0
-        while got < len(view):
-            count = os.readv(self.file, [view[got:] if got else view])
-            if not count:
-                break
-            got += count
-        return got
-
-    def close(self) -> None:
-        os.close(self.file)
-
-    def __enter__(self) -> FileStream:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-class HttpStream:
-    """The same over HTTP by a range request; a connection that breaks is made again where it broke."""
-
-    def __init__(self, location: str, name: str, start: int, stop: int | None) -> None:
-        self.where = f"{location}/{name}"
-        url = urllib.parse.urlsplit(self.where)
-        self.kind = http.client.HTTPSConnection if url.scheme == "https" else http.client.HTTPConnection
-        self.host, self.path = url.netloc, urllib.parse.quote(url.path)
-        self.position, self.stop = start, stop
-        self.connection: http.client.HTTPConnection | None = None
-        self.response: http.client.HTTPResponse | None = None
-        self.failed = 0
-        self.pause = threading.Event()
-        self.open()
-
-    def open(self) -> None:
-        while self.response is None:
-            try:
-                self.request()
-            except (OSError, http.client.HTTPException) as error:
-                if isinstance(error, FileNotFoundError):
-                    raise
-                self.again(error)
-
-    def request(self) -> None:
-        self.connection = self.kind(self.host, timeout=TIMEOUT)
-        last = "" if self.stop is None else str(self.stop - 1)
-        ranged = self.stop is not None or self.position > 0
-        headers = {"Range": f"bytes={self.position}-{last}"} if ranged else {}
-        self.connection.request("GET", self.path, headers=headers)
-        response = self.connection.getresponse()
-        if response.status == 404:
-            raise FileNotFoundError(2, "no such file on the server")
-        if response.status >= 500:
-            raise http.client.HTTPException(f"status {response.status}")
-        if response.status != (206 if ranged else 200):
-            raise DataError(f"{self.where}: status {response.status}; the server must allow range requests")
-        self.response = response
-
-    def again(self, error: Exception) -> None:
-        """Wait before the next attempt, longer each time; give up with an error that names the shard."""
-        self.close()
-        self.failed += 1
-        reason = str(error) or type(error).__name__
-        if self.failed >= ATTEMPTS:
-            raise DataError(f"{self.where}: {reason}; gave up after {ATTEMPTS} attempts") from None
-        log.warning("%s: error: %s; attempt %d of %d", self.where, reason, self.failed, ATTEMPTS)
-        self.pause.wait(FIRST_PAUSE * 2**self.failed)
-
-    def fill(self, view: memoryview) -> int:
-        got = 0
-        while got < len(view):
-            self.open()
-            try:
-                count = self.response.readinto(view[got:]) if self.response else 0
-            except (OSError, http.client.HTTPException) as error:
-                self.again(error)
-                continue
-            if count:
-                got += count
-                self.position += count
-                self.failed = 0
-            elif self.ended():
-                break
-            else:
-                self.again(http.client.IncompleteRead(b""))
-        return got
-
-    def ended(self) -> bool:
-        """Whether the server sent all it promised: if so the file is shorter than its index says."""
-        return self.response is None or not self.response.length
-
-    def rest(self) -> bytes:
-        while True:
-            try:
-                self.open()
-                return self.response.read() if self.response else b""
-            except (OSError, http.client.HTTPException) as error:
-                if isinstance(error, FileNotFoundError):
-                    raise
-                self.again(error)
-
-    def close(self) -> None:
-        self.response = None
-        if self.connection:
-            self.connection.close()
-
-    def __enter__(self) -> HttpStream:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-Stream = FileStream | HttpStream
-
-
-def open_stream(location: str, name: str, start: int, stop: int) -> Stream:
-    return (HttpStream if is_url(location) else FileStream)(location, name, start, stop)
-
-
-# key with what follows it in the tar header, image, label, where the sample begins in the shard
+# Key (perhaps with its dot), image, label, and start of the sample in the shard. A plain tuple: one is made per sample.
 Sample = tuple[bytearray | bytes, memoryview, int, int]
 
 
@@ -304,34 +171,34 @@ def key_of(name: bytes | bytearray) -> str:
 
 
 class Block:
-    """Some whole samples of a shard in one buffer."""
+    """Consecutive whole samples of a shard in one buffer."""
 
-    __slots__ = ("buffer", "left", "pool", "samples", "view")
+    __slots__ = ("buffer", "pending", "pool", "samples", "view")
 
     def __init__(self, pool: Pool, size: int) -> None:
         self.pool = pool
         self.buffer = bytearray(size)
         self.view = memoryview(self.buffer)
         self.samples: list[Sample] = []
-        self.left = 0
+        self.pending = 0
 
     def release(self, count: int = 1) -> None:
-        """So many of its samples were used."""
+        """Mark samples as used; with the last one the block returns to the pool."""
         with self.pool.lock:
-            self.left -= count
-            if self.left <= 0:
+            self.pending -= count
+            if self.pending <= 0:
                 self.pool.give(self)
 
 
 class Pool:
-    """Blocks that are used again and again. One comes back when the last of its samples was used."""
+    """Reusable blocks. `peak_bytes` is the most that existed at once."""
 
     def __init__(self, size: int = BLOCK) -> None:
         self.size = size
         self.free: list[Block] = []
         self.lock = threading.Lock()
         self.bytes = 0
-        self.most = 0
+        self.peak_bytes = 0
 
     def take(self, size: int) -> Block:
         if size <= self.size:
@@ -341,11 +208,11 @@ class Pool:
                 size = self.size
         with self.lock:
             self.bytes += size
-            self.most = max(self.most, self.bytes)
+            self.peak_bytes = max(self.peak_bytes, self.bytes)
         return Block(self, size)
 
     def give(self, block: Block) -> None:
-        """Only under the lock. A block of unusual size, for a large sample, is not kept."""
+        """Take a block back; the caller holds the lock. A larger block, made for one large sample, is not kept."""
         block.samples = []
         if len(block.buffer) == self.size:
             self.free.append(block)
@@ -353,26 +220,28 @@ class Pool:
             self.bytes -= len(block.buffer)
 
 
-# Name, size, kind, magic of any header.
+# Name, size, type and magic of a tar header.
 MEMBER = struct.Struct("100s24x12s20x1s100x5s").unpack_from
 
 
-def runs(offsets: array[int], first: int, last: int, limit: int = BLOCK) -> Iterator[tuple[int, int]]:
-    """Samples first to last in runs that fit a block each, or of one sample that is larger."""
+def runs(starts: array[int], first: int, last: int, limit: int = BLOCK) -> Iterator[tuple[int, int]]:
+    """Divide samples first to last into runs that fit a block. A sample larger than a block is a run of its own."""
     while first < last:
-        after = max(first + 1, bisect_right(offsets, offsets[first] + limit, first, last + 1) - 1)
+        after = max(first + 1, bisect_right(starts, starts[first] + limit, first, last + 1) - 1)
         yield first, after
         first = after
 
 
 def blocks(
-    index: Index, shard: Shard, places: Places, first: int, last: int, pool: Pool, faults: Faults
+    index: Index, shard: Shard, offsets: SampleOffsets, first: int, last: int, pool: Pool, faults: Faults
 ) -> Iterator[Block]:
     """Samples first to last of a shard, read in order."""
-    starts = places.starts
+    starts = offsets.starts
     try:
         stream = open_stream(index.location, shard.name, starts[first], starts[last])
-    except FileNotFoundError as error:
+    except StreamError as error:
+        raise DataError(f"{index.location}/{shard.name}: {error}") from None
+    except OSError as error:
         faults.add(f"shard not readable ({error.strerror})", shard.name, last - first)
         return
     with stream:
@@ -380,11 +249,14 @@ def blocks(
             base = starts[begin]
             size = starts[after] - base
             block = pool.take(size)
-            got = stream.fill(block.view[:size])
+            try:
+                got = stream.fill(block.view[:size])
+            except OSError as error:
+                raise DataError(f"{index.location}/{shard.name}: {error.strerror or error}") from None
             whole = after if got == size else bisect_right(starts, base + got) - 1
-            parse(block, places, begin, whole, shard.name, faults)
-            block.left = len(block.samples)
-            if block.left:
+            parse(block, offsets, begin, whole, shard.name, faults)
+            block.pending = len(block.samples)
+            if block.pending:
                 yield block
             else:
                 block.release(0)
@@ -393,31 +265,31 @@ def blocks(
                 return
 
 
-def parse(block: Block, places: Places, first: int, last: int, shard: str, faults: Faults) -> None:
-    """Find samples first to last in a block that begins with the first.
+def parse(block: Block, offsets: SampleOffsets, first: int, last: int, shard: str, faults: Faults) -> None:
+    """Find samples first to last in a block that starts with the first.
 
-    Where things are is known from the index. That the headers name the same sample says that it is so here; anything
-    else is looked at header by header.
+    The index gives the positions. A sample is accepted without further checks if the tar headers at these positions
+    have the same key; otherwise its headers are parsed one by one.
     """
     buffer, view, add = block.buffer, block.view, block.samples.append
-    base = places.starts[first]
-    for start, image, end, label, final, length in places.spans[first:last]:
-        if length:
+    base = offsets.starts[first]
+    for start, image, image_end, label, label_end, key_length in offsets.spans[first:last]:
+        if key_length:
             at = image - base
             to = label - base
-            name = buffer[at - 512 : at - 512 + length]
-            if name == buffer[to - 512 : to - 512 + length]:
+            name = buffer[at - 512 : at - 512 + key_length]
+            if name == buffer[to - 512 : to - 512 + key_length]:
                 try:
-                    add((name, view[at : end - base], int(buffer[to : final - base]), start))
+                    add((name, view[at : image_end - base], int(buffer[to : label_end - base]), start))
                     continue
                 except ValueError:
                     pass
-        following = places.starts[bisect_right(places.starts, start)]
-        slow(block, start - base, following - base, start, shard, faults)
+        following = offsets.starts[bisect_right(offsets.starts, start)]
+        parse_headers(block, start - base, following - base, start, shard, faults)
 
 
-def slow(block: Block, at: int, end: int, start: int, shard: str, faults: Faults) -> None:
-    """A sample of any other layout: members in any order, other members between, or a damaged one."""
+def parse_headers(block: Block, at: int, end: int, start: int, shard: str, faults: Faults) -> None:
+    """Add a sample by its tar headers: members in any order, other members in between, or a damaged one."""
     images: dict[bytes, memoryview] = {}
     labels: dict[bytes, memoryview] = {}
     where = f"{shard} at byte {start}"

@@ -1,32 +1,28 @@
-"""Time the stages a sample passes, each by itself, on one core: read, parse, decode, augment, batch, to the device.
+"""Time each stage of the input pipeline on one core: read, parse, decode, augment, batch, copy to the device.
 
-    stages.py CORES SECONDS LOCATION...
+    stages CORES SECONDS LOCATION...
 
-prints what this machine can do as JSON; on the controller the same functions are called.
+prints the rates of this machine as JSON. `bench data bench` on the controller calls measure() directly.
 """
 
 from __future__ import annotations
 
 import json
 import random
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from resource import RUSAGE_CHILDREN, RUSAGE_SELF, getrusage
+from resource import RUSAGE_SELF, getrusage
 from typing import Any
 
 import numpy
 from numpy.typing import NDArray
 
-sys.path.insert(0, str(Path(__file__).parents[2]))
-
 from bench.worker import images, shards
 from bench.worker.loader import Loader
-from bench.worker.shards import Faults, Index, Places, Pool
+from bench.worker.shards import Faults, Index, Pool, SampleOffsets
 
 BATCH = 64
 IMAGES = 256
@@ -34,13 +30,13 @@ IMAGES = 256
 
 @dataclass(frozen=True)
 class Rate:
-    """What a stage did, in how many seconds of the clock and of a core."""
+    """Work of a stage, with its wall-clock and CPU seconds."""
 
     stage: str
     images: int
     bytes: int
     seconds: float
-    cpu: float
+    cpu_seconds: float
     cores: int = 1
     note: str = ""
 
@@ -54,7 +50,7 @@ class Rate:
 
     @property
     def images_per_core(self) -> float:
-        return self.images / max(self.cpu, 1e-9)
+        return self.images / max(self.cpu_seconds, 1e-9)
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -73,7 +69,7 @@ def cpu_seconds(who: int = RUSAGE_SELF) -> float:
 
 
 def timed(stage: str, seconds: float, once: Callable[[], tuple[int, int]], note: str = "") -> Rate:
-    """Do something again and again for that long; it says how many images and bytes it went through."""
+    """Repeat `once`, which returns the images and bytes it processed, for that many seconds."""
     once()
     done = size = 0
     begin, cpu = time.perf_counter(), cpu_seconds()
@@ -84,71 +80,65 @@ def timed(stage: str, seconds: float, once: Callable[[], tuple[int, int]], note:
 
 
 def raw_read(index: Index) -> tuple[int, int]:
-    """Every byte of the first shard, and nothing else."""
+    """Read the first shard without parsing it."""
     shard = index.shards[0]
     buffer = memoryview(bytearray(shards.BLOCK))
     done = 0
-    with shards.open_stream(index.location, shard.name, 0, shard.bytes) as stream:
-        while done < shard.bytes:
-            got = stream.fill(buffer[: min(len(buffer), shard.bytes - done)])
-            if not got:
-                break
-            done += got
+    try:
+        with shards.open_stream(index.location, shard.name, 0, shard.bytes) as stream:
+            while got := stream.fill(buffer[: min(len(buffer), shard.bytes - done)]):
+                done += got
+    except OSError as error:
+        raise shards.DataError(f"{index.location}/{shard.name}: {error.strerror or error}") from None
     return shard.samples, done
 
 
-def read_and_parse(index: Index, places: Places, pool: Pool) -> tuple[int, int]:
+def read_and_parse(index: Index, offsets: SampleOffsets, pool: Pool) -> tuple[int, int]:
     shard = index.shards[0]
     found = 0
     faults = Faults(strict=True)
-    for block in shards.blocks(index, shard, places, 0, shard.samples, pool, faults):
+    for block in shards.blocks(index, shard, offsets, 0, shard.samples, pool, faults):
         found += len(block.samples)
-        block.release(block.left)
-    return found, places.starts[-1]
+        block.release(block.pending)
+    return found, offsets.starts[-1]
 
 
-def some_images(index: Index, most: int = IMAGES) -> list[bytes]:
+def first_images(index: Index, limit: int = IMAGES) -> list[bytes]:
     shard = index.shards[0]
-    places = shards.load_places(index, shard)
+    offsets = shards.load_offsets(index, shard)
     found: list[bytes] = []
-    for block in shards.blocks(index, shard, places, 0, min(most, shard.samples), Pool(), Faults()):
+    for block in shards.blocks(index, shard, offsets, 0, min(limit, shard.samples), Pool(), Faults()):
         found += [bytes(sample[1]) for sample in block.samples]
-        block.release(block.left)
+        block.release(block.pending)
     return found
 
 
 def storage(index: Index, seconds: float) -> list[Rate]:
-    places = shards.load_places(index, index.shards[0])
+    offsets = shards.load_offsets(index, index.shards[0])
     pool = Pool()
     return [
         timed("raw read", seconds, lambda: raw_read(index)),
-        timed("read + tar parse", seconds, lambda: read_and_parse(index, places, pool)),
+        timed("read + tar parse", seconds, lambda: read_and_parse(index, offsets, pool)),
     ]
 
 
 def processing(found: list[bytes], seconds: float) -> list[Rate]:
-    """One core, no storage: the images are in memory."""
+    """Stages after storage, on one core: the images are in memory."""
     size = sum(map(len, found))
     draw = random.Random(1)
     sizes = [images.size_of(jpeg) for jpeg in found]
     boxes = [images.crop_box(draw, *one) for one in sizes]
-    decoded = [
-        images.decode(jpeg, box, one, images.PIXELS).copy() for jpeg, box, one in zip(found, boxes, sizes, strict=True)
-    ][:32]
+    work = list(zip(found, boxes, sizes, strict=True))
+    crops = [images.crop(images.decode(jpeg, box, one, images.PIXELS), box, one).copy() for jpeg, box, one in work[:32]]
     batch = numpy.zeros((BATCH, images.PIXELS, images.PIXELS, 4), numpy.uint8)
 
     def decode() -> tuple[int, int]:
-        for jpeg, box, one in zip(found, boxes, sizes, strict=True):
+        for jpeg, box, one in work:
             images.decode(jpeg, box, one, images.PIXELS)
         return len(found), size
 
     def augment() -> tuple[int, int]:
-        done = 0
-        for image, box, one in zip(decoded, boxes, sizes, strict=False):
-            x, y = image.shape[1] / one[0], image.shape[0] / one[1]
-            scaled = (box[0] * x, box[1] * y, box[2] * x, box[3] * y)
-            done += images.resample(image, scaled, images.PIXELS, True, batch[0]).nbytes
-        return len(decoded), done
+        return len(crops), sum(images.resize(crop, images.PIXELS, True, batch[0]).nbytes for crop in crops)
 
     def whole() -> tuple[int, int]:
         for number, jpeg in enumerate(found):
@@ -164,7 +154,7 @@ def processing(found: list[bytes], seconds: float) -> list[Rate]:
 
 
 def to_device(batch: NDArray[numpy.uint8], seconds: float) -> Rate:
-    """A batch to the GPU, or where there is none within memory, and then it says so."""
+    """Copy a batch to the GPU. Without a GPU, copy it in memory and say so in the note."""
     try:
         import torch
     except ImportError:
@@ -184,11 +174,11 @@ def to_device(batch: NDArray[numpy.uint8], seconds: float) -> Rate:
         target[...] = batch
         return len(batch), batch.nbytes
 
-    return timed("host to device", seconds, within, "a copy in memory: there is no GPU here")
+    return timed("host to device", seconds, within, "copy in memory, no GPU")
 
 
 def pipeline(index: Index, cores: int, seconds: float) -> Rate:
-    """The loader as the worker uses it, on so many cores."""
+    """The loader as the worker uses it."""
     batch = min(BATCH, index.samples)
     loader = Loader(index, 0, 1, batch, cores=cores)
     try:
@@ -206,34 +196,8 @@ def pipeline(index: Index, cores: int, seconds: float) -> Rate:
     return Rate("pipeline", done, int(read), spent, used, cores)
 
 
-def cat(path: Path) -> tuple[float, float]:
-    """Seconds of clock and CPU of `cat FILE > /dev/null`."""
-    begin, cpu = time.perf_counter(), cpu_seconds(RUSAGE_CHILDREN)
-    subprocess.run(["cat", str(path)], stdout=subprocess.DEVNULL, check=True)
-    return time.perf_counter() - begin, cpu_seconds(RUSAGE_CHILDREN) - cpu
-
-
-def usual_batches(files: list[tuple[Path, int]], draw: random.Random) -> Iterator[tuple[Any, Any]]:
-    """What most training scripts do, for comparison: a file per image, Pillow, and a batch put together at the end."""
-    for begin in range(0, len(files), BATCH):
-        some = files[begin : begin + BATCH]
-        rows = [images.usual(path.read_bytes(), draw) for path, _ in some]
-        yield numpy.stack(rows), numpy.array([label for _, label in some])
-
-
-def unpack(index: Index, folder: Path, most: int) -> list[tuple[Path, int]]:
-    """The same images as single files."""
-    out = []
-    for number, jpeg in enumerate(some_images(index, most)):
-        path = folder / f"{number:06d}.jpg"
-        with suppress(FileExistsError):
-            path.write_bytes(jpeg)
-        out.append((path, number % index.classes))
-    return out
-
-
 def measure(locations: list[str], cores: int, seconds: float) -> dict[str, Any]:
-    """Every stage of every storage backend; decoding does not depend on where the images came from."""
+    """Rates of all stages. Storage is timed per location; decoding, which does not depend on it, only once."""
     indexes = {location: shards.load_index(location) for location in locations}
     first = next(iter(indexes.values()))
     return {
@@ -247,12 +211,12 @@ def measure(locations: list[str], cores: int, seconds: float) -> dict[str, Any]:
             }
             for location, index in indexes.items()
         },
-        "core": [rate.as_json() for rate in processing(some_images(first), seconds)],
+        "core": [rate.as_json() for rate in processing(first_images(first), seconds)],
     }
 
 
 def filesystem(path: Path) -> str:
-    """The type of filesystem a folder is on: it tells a local disk from a share."""
+    """The filesystem type of a folder, which tells a local disk from a share."""
     best, kind = "", "disk"
     for line in Path("/proc/self/mounts").read_text().splitlines():
         _, mount, found, *_ = line.split()
@@ -261,15 +225,12 @@ def filesystem(path: Path) -> str:
     return kind
 
 
-def main() -> int:
-    cores, seconds, *locations = sys.argv[1:]
+def main(argv: list[str] | None = None) -> int:
+    argv = sys.argv[1:] if argv is None else argv
+    cores, seconds, *locations = argv
     try:
         print(json.dumps(measure(locations, int(cores), float(seconds))))
     except shards.DataError as error:
         print(error, file=sys.stderr)
         return 2
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,7 +1,9 @@
-"""Small data sets for the tests of the data path, and an HTTP server that can fail on purpose."""
+"""Small data sets for the tests of the data path, an HTTP server that fails on purpose, and a reference pipeline."""
 
 from __future__ import annotations
 
+import io
+import random
 import socket
 import threading
 from collections.abc import Callable
@@ -12,9 +14,10 @@ from pathlib import Path
 
 import numpy
 import simplejpeg
+from PIL import Image
 
 from bench.data import writer
-from bench.worker import shards
+from bench.worker import images, shards
 
 CLASSES = 10
 
@@ -25,7 +28,7 @@ def jpeg(number: int, side: int = 24) -> bytes:
 
 
 def make(folder: Path, counts: list[int], change: Callable[[int, bytes], bytes] = lambda _, data: data) -> shards.Index:
-    """Shards with so many samples each; the samples are numbered through."""
+    """Shards with that many samples each; the samples have consecutive numbers."""
     target = writer.Folder(folder, {"kind": "test", "source": "test", "classes": CLASSES})
     number = 0
     groups = []
@@ -43,9 +46,9 @@ def make(folder: Path, counts: list[int], change: Callable[[int, bytes], bytes] 
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     root: Path
-    # What goes wrong with the next requests for shards, in order; None serves it.
+    # Failures of the next requests for shards, in order; None serves the request.
     trouble: list[str | None]
-    # Set while the server "is gone".
+    # Set while the server is unreachable.
     gone: threading.Event
 
     def do_GET(self) -> None:
@@ -67,8 +70,8 @@ class Handler(BaseHTTPRequestHandler):
             self.gone.wait(5)
             self.close_connection = True
             return
-        if trouble == "503":
-            self.send_error(503)
+        if trouble in ("403", "503"):
+            self.send_error(int(trouble))
             return
         self.send_response(206 if wanted else 200)
         self.send_header("Content-Length", str(len(data)))
@@ -85,7 +88,7 @@ class Handler(BaseHTTPRequestHandler):
 
 @contextmanager
 def served(root: Path, trouble: list[str | None] | None = None):
-    """The folder over HTTP on loopback; yields its address and the handler class."""
+    """Serve the folder over HTTP on loopback; yield its address and the handler class."""
     kind = type("Case", (Handler,), {"root": root, "trouble": trouble or [], "gone": threading.Event()})
     server = ThreadingHTTPServer(("127.0.0.1", 0), kind)
     server.daemon_threads = True
@@ -97,3 +100,18 @@ def served(root: Path, trouble: list[str | None] | None = None):
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+def pillow_pipeline(data: bytes, draw: random.Random, pixels: int = images.PIXELS) -> numpy.ndarray:
+    """The same crop as images.augment, by what most training scripts use: Pillow at full size, then ToTensor."""
+    image = Image.open(io.BytesIO(data)).convert("RGB")
+    left, top, width, height = images.crop_box(draw, *image.size)
+    image = image.crop((left, top, left + width, top + height)).resize((pixels, pixels), Image.Resampling.BILINEAR)
+    if draw.random() < 0.5:
+        image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+    # torchvision's ToTensor and Normalize, step by step.
+    planes = numpy.ascontiguousarray(numpy.array(image).transpose(2, 0, 1))
+    tensor = planes.astype(numpy.float32) / numpy.float32(255)
+    tensor -= numpy.array(images.MEAN, numpy.float32)[:, None, None]
+    tensor /= numpy.array(images.DEVIATION, numpy.float32)[:, None, None]
+    return tensor

@@ -15,7 +15,7 @@ import pytest
 import webdataset
 from data_cases import CLASSES, jpeg, make, served
 
-from bench.worker import images, shards
+from bench.worker import images, shards, streams
 from bench.worker.loader import Loader
 from bench.worker.shards import DataError
 
@@ -24,10 +24,10 @@ pytestmark = pytest.mark.timeout(120)
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch):
-    """Failing for good must not take a minute here."""
-    monkeypatch.setattr(shards, "ATTEMPTS", 4)
-    monkeypatch.setattr(shards, "FIRST_PAUSE", 0.01)
-    monkeypatch.setattr(shards, "TIMEOUT", 2.0)
+    """Give up after a second instead of a minute."""
+    monkeypatch.setattr(streams, "ATTEMPTS", 4)
+    monkeypatch.setattr(streams, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(streams, "TIMEOUT", 2.0)
 
 
 @pytest.fixture
@@ -81,8 +81,8 @@ def test_resumed_run_goes_on_where_it_stopped(tmp_path, loaders, policy):
     loader = loaders(index, 1, 2, batch=3, policy=policy, epochs=2)
     for stop in range(1, len(whole)):
         next(loader)
-        epoch, offset = loader.state
-        rest = loaders(index, 1, 2, batch=3, policy=policy, epoch=epoch, offset=offset, epochs=2 - epoch)
+        epoch, start = loader.state
+        rest = loaders(index, 1, 2, batch=3, policy=policy, epoch=epoch, start_batch=start, epochs=2 - epoch)
         assert [list(batch.keys) for batch in rest] == whole[stop:]
 
 
@@ -143,37 +143,37 @@ def test_shards_of_another_layout_are_read(tmp_path, loaders):
 
 
 def damage_header(folder: Path, index: shards.Index) -> None:
-    places = shards.load_places(index, index.shards[0])
+    offsets = shards.load_offsets(index, index.shards[0])
     with (folder / index.shards[0].name).open("r+b") as file:
-        file.seek(places.starts[3])
+        file.seek(offsets.starts[3])
         file.write(b"\xff" * 512)
 
 
 def truncate(folder: Path, index: shards.Index) -> None:
-    places = shards.load_places(index, index.shards[0])
+    offsets = shards.load_offsets(index, index.shards[0])
     with (folder / index.shards[0].name).open("r+b") as file:
-        file.truncate(places.starts[3] + 700)
+        file.truncate(offsets.starts[3] + 700)
 
 
 def overwrite_image(folder: Path, index: shards.Index) -> None:
-    places = shards.load_places(index, index.shards[0])
+    offsets = shards.load_offsets(index, index.shards[0])
     with (folder / index.shards[0].name).open("r+b") as file:
-        _, begin, end, *_ = places.spans[3]
+        _, begin, end, *_ = offsets.spans[3]
         file.seek(begin)
         file.write(bytes(end - begin))
 
 
 def rename_label(folder: Path, index: shards.Index) -> None:
-    places = shards.load_places(index, index.shards[0])
+    offsets = shards.load_offsets(index, index.shards[0])
     with (folder / index.shards[0].name).open("r+b") as file:
-        file.seek(places.spans[3][3] - 512)
+        file.seek(offsets.spans[3][3] - 512)
         file.write(b"other.cls\0")
 
 
 def spoil_label(folder: Path, index: shards.Index) -> None:
-    places = shards.load_places(index, index.shards[0])
+    offsets = shards.load_offsets(index, index.shards[0])
     with (folder / index.shards[0].name).open("r+b") as file:
-        file.seek(places.spans[3][3])
+        file.seek(offsets.spans[3][3])
         file.write(b"x")
 
 
@@ -216,6 +216,14 @@ def test_strict_stops_at_damage(tmp_path, loaders, damage, kind, lost):
     assert kind in str(found.value)
 
 
+def test_read_error_names_the_shard(tmp_path, loaders):
+    index = make(tmp_path, [9])
+    remove_shard(tmp_path, index)
+    (tmp_path / index.shards[0].name).mkdir()
+    with pytest.raises(DataError, match=r"t-000\.tar: Is a directory"):
+        keys(loaders(index))
+
+
 def test_nothing_readable_is_an_error_not_an_endless_wait(tmp_path, loaders):
     index = make(tmp_path, [9])
     remove_shard(tmp_path, index)
@@ -229,7 +237,7 @@ def test_large_sample_is_read(tmp_path, loaders):
     assert index.largest > 2 * shards.BLOCK
     loader = loaders(index, batch=5)
     assert len(keys(loader)) == 5
-    assert loader.pool.most <= loader.bound
+    assert loader.pool.peak_bytes <= loader.bound
 
 
 def simple_large() -> bytes:
@@ -256,8 +264,16 @@ def test_broken_connections_are_made_again_where_they_broke(tmp_path, loaders):
         assert len(set(keys(loader))) == 24
 
 
+def test_refused_request_is_not_retried(tmp_path, loaders):
+    make(tmp_path, [9])
+    with served(tmp_path, ["403", None]) as (url, handler):
+        with pytest.raises(DataError, match=r"t-000\.tar: status 403"):
+            keys(loaders(shards.load_index(url)))
+        assert handler.trouble == [None]
+
+
 def test_server_gone_and_back_during_an_epoch(tmp_path, loaders, monkeypatch):
-    monkeypatch.setattr(shards, "ATTEMPTS", 12)
+    monkeypatch.setattr(streams, "ATTEMPTS", 12)
     make(tmp_path, [16] * 6)
     with served(tmp_path) as (url, handler):
         loader = loaders(shards.load_index(url), strict=True)
@@ -278,7 +294,7 @@ def test_server_gone_for_good_names_the_shard(tmp_path, loaders):
 
 
 def test_server_that_never_answers_is_given_up(tmp_path, loaders, monkeypatch):
-    monkeypatch.setattr(shards, "TIMEOUT", 0.2)
+    monkeypatch.setattr(streams, "TIMEOUT", 0.2)
     make(tmp_path, [8])
     with served(tmp_path, ["silent"] * 4) as (url, handler):
         with pytest.raises(DataError, match=r"t-000\.tar: timed out; gave up after 4 attempts"):
@@ -304,8 +320,8 @@ def test_memory_does_not_grow_with_the_shard(tmp_path, loaders):
         index = make(folder, [size])
         loader = loaders(index, window=16, batch=4)
         assert len(keys(loader)) == size
-        assert loader.pool.most <= loader.bound
-        most.append(loader.pool.most)
+        assert loader.pool.peak_bytes <= loader.bound
+        most.append(loader.pool.peak_bytes)
     assert most[1] <= most[0] + shards.BLOCK
 
 
@@ -328,7 +344,7 @@ def test_no_leak_over_ten_thousand_batches(tmp_path, loaders):
     finally:
         tracemalloc.stop()
     assert after < before + 500_000
-    assert loader.pool.most <= loader.bound
+    assert loader.pool.peak_bytes <= loader.bound
 
 
 def test_next_batches_are_made_while_the_device_computes(tmp_path, loaders):

@@ -1,9 +1,9 @@
-"""Which rank sees which sample when: every sample exactly once per epoch, in an order that only the seed decides.
+"""Which samples a rank uses in an epoch, and in which order: every sample exactly once over all ranks.
 
-An epoch's shards are put in a random order and end to end; each rank takes one stretch of that line, so it reads
-shards from start to end and shares at most its first and its last with others. A stretch is cut into windows that fit
-in memory and are shuffled there. Nothing depends on timing: (seed, epoch, rank, ranks) gives the order, so a run
-resumes anywhere.
+The shards of an epoch are shuffled and laid end to end. Each rank takes one contiguous share, so it reads shards from
+start to end and shares at most its first and last shard with other ranks. A share is divided into windows that fit in
+memory, and the samples of a window are shuffled. The order depends only on (seed, epoch, rank, ranks), never on timing,
+so a run can resume anywhere.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Policy = Literal["drop", "pad"]
 
 @dataclass(frozen=True)
 class Piece:
-    """Samples first to last of a shard."""
+    """Samples first to last (exclusive) of a shard."""
 
     shard: int
     first: int
@@ -28,15 +28,15 @@ class Piece:
 
 @dataclass(frozen=True)
 class Window:
-    """What is read before anything of it is used: some pieces, and the order of their samples."""
+    """Samples that are read before the first of them is used, and the order in which they are used."""
 
     pieces: tuple[Piece, ...]
     order: tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Order:
-    """The samples of one rank in one epoch."""
+class SampleOrder:
+    """The samples of one rank in one epoch; `counts` are the samples per shard."""
 
     counts: tuple[int, ...]
     seed: int
@@ -48,44 +48,46 @@ class Order:
     policy: Policy = "drop"
 
     @property
-    def stretch(self) -> tuple[int, int]:
-        """The rank's part of the line; together the parts are the whole line."""
+    def share(self) -> tuple[int, int]:
+        """First and last (exclusive) position of the rank in the epoch's sequence of samples."""
         total = sum(self.counts)
         return total * self.rank // self.ranks, total * (self.rank + 1) // self.ranks
 
     @property
     def batches(self) -> int:
-        """The same for all ranks, or the last step would wait for ever.
+        """Batches per epoch. All ranks have the same number, because a collective waits for every rank.
 
-        drop leaves out the samples that fill no batch, others in each epoch; pad repeats some of the rank's own.
+        drop leaves out the samples after the last full batch, different ones in each epoch; pad fills the last batch
+        with repeated samples of the same rank.
         """
         total = sum(self.counts)
         smallest, largest = total // self.ranks, -(-total // self.ranks)
         return smallest // self.batch if self.policy == "drop" else -(-largest // self.batch)
 
     def shards(self) -> list[int]:
-        """The line: shard numbers in this epoch's order."""
+        """Shard numbers in the order of this epoch."""
         numbers = list(range(len(self.counts)))
         random.Random(f"{self.seed}/{self.epoch}/shards").shuffle(numbers)
         return numbers
 
     def windows(self) -> list[Window]:
-        begin, end = self.stretch
-        line = self.shards()
-        ends = list(accumulate(self.counts[number] for number in line))
+        begin, end = self.share
+        shards = self.shards()
+        ends = list(accumulate(self.counts[number] for number in shards))
         out = []
         for low in range(begin, end, self.window):
             high = min(low + self.window, end)
             order = list(range(high - low))
             random.Random(f"{self.seed}/{self.epoch}/{low}").shuffle(order)
-            out.append(Window(tuple(self.pieces(line, ends, low, high)), tuple(order)))
+            out.append(Window(tuple(self.pieces(shards, ends, low, high)), tuple(order)))
         return out
 
-    def pieces(self, line: list[int], ends: list[int], low: int, high: int) -> list[Piece]:
+    def pieces(self, shards: list[int], ends: list[int], low: int, high: int) -> list[Piece]:
+        """The parts of shards at positions low to high."""
         out = []
         while low < high:
             place = bisect_right(ends, low)
-            number = line[place]
+            number = shards[place]
             start = ends[place] - self.counts[number]
             stop = min(high, ends[place])
             if stop > low:
