@@ -172,7 +172,7 @@ class Loader:
             if self.problem is not None:
                 raise self.problem
             if not got or self.closed:
-                raise DataError(f"{self.index.location}: no batch for {BATCH_TIMEOUT:.0f} s")
+                raise DataError(f"{self.index.location}: no batch within {BATCH_TIMEOUT:.0f} s")
             self.current = self.ready.pop(self.taken)
         self.meter.waited_s += time.perf_counter() - before
         self.taken += 1

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.timeout(120)
 
 
 def tree(folder: Path) -> Path:
-    """A folder like ImageNet's, with one image that is none and one that is cut off."""
+    """A folder like ImageNet's, with one file that is not a JPEG and one that is truncated."""
     number = 0
     for split, each in (("train", 6), ("val", 2)):
         for wnid in ("n01440764", "n01443537", "n01484850"):

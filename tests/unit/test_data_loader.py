@@ -120,7 +120,7 @@ def test_webdataset_and_tar_read_the_shards(tmp_path):
 
 
 def test_shards_of_another_layout_are_read(tmp_path, loaders):
-    """Labels first, other members between, as other programs write them."""
+    """Labels first and other members in between, as other programs write them."""
     index = make(tmp_path, [6])
     lines = ["v1.2 6"]
     with tarfile.open(tmp_path / "t-000.tar", "w") as tar:
@@ -139,7 +139,7 @@ def test_shards_of_another_layout_are_read(tmp_path, loaders):
     assert not loader.faults
 
 
-# What may be wrong with a data set, and what it is called.
+# Damages of a data set, and how they are reported.
 
 
 def damage_header(folder: Path, index: shards.Index) -> None:

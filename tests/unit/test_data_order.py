@@ -1,4 +1,4 @@
-"""Every sample exactly once per epoch over all ranks, in an order that the seed alone decides."""
+"""Every sample exactly once per epoch over all ranks, in an order that depends only on the seed."""
 
 from __future__ import annotations
 
