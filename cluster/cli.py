@@ -6,6 +6,7 @@ import argparse
 import sys
 
 from cluster import artefacts, cost, doctor, lab, lifecycle, preview
+from cluster.core import paths
 from cluster.core.errors import InfraError, UserError
 from cluster.providers.baremetal import adopt
 
@@ -45,6 +46,7 @@ def main(argv: list[str] | None = None) -> int:
     command("shell", "log in to a node").add_argument("node", nargs="?", default="head")
     args = parser.parse_args(argv)
     try:
+        paths.require_checkout()
         if args.command in ("deploy", "scale"):
             lifecycle.deploy(args.env, args.nodes, args.json)
             return 0

@@ -17,10 +17,10 @@ from pydantic import ValidationError
 
 from bench.results.trial import SCHEMA_VERSION, Trial
 from bench.worker.protocol import RankReport
-from cluster.core.config import ROOT
+from cluster.core import paths
 from cluster.core.errors import InfraError, UserError
 
-RESULTS = ROOT / "results"
+RESULTS = paths.RESULTS
 TRIALS = "trials.jsonl"
 
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import Field, ValidationError, model_validator
 
-from cluster.core import prices
+from cluster.core import paths, prices
 from cluster.core.errors import UserError
 from cluster.core.sections import (
     Aws,
@@ -28,7 +28,7 @@ from cluster.core.sections import (
     VirtualWall,
 )
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = paths.ROOT
 MAX_NODES = 64
 # A shorter prefix than this is not somebody's network; halves of the world are the world too.
 NARROWEST_WORLD = 8

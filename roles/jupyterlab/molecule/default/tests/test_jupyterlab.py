@@ -162,10 +162,10 @@ def test_notebooks_sweep_plot_and_train_over_both_nodes(lab, nodes, folder):
     trained = lab.run_notebook("train.ipynb")
     moved = {card: count - before[card] for card, count in sent(nodes).items()}
     assert moved["fabric0"] > 5e6 > 10 * moved["mgmt0"], moved
-    printed = [line.split() for text, _ in trained for line in text.splitlines() if "accuracy" in line]
+    printed = [line.split() for text, _ in trained for line in text.splitlines() if "training accuracy" in line]
     assert {words[0] for words in printed} == {"head:", "w1:"}, trained
     assert len({words[-1] for words in printed}) == 1, f"nodes end with other weights: {printed}"
-    assert float(printed[0][2].rstrip("%,")) > 90, printed
+    assert float(printed[0][3].rstrip("%,")) > 90, printed
 
 
 def test_chromium_opens_the_lab_and_shows_the_notebooks(lab, tmp_path):
