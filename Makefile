@@ -89,14 +89,8 @@ test: setup ## everything CI runs: check, terraform, aws, end to end, testbeds, 
 test-cuda: setup ## what takes 3 GB and a quarter of an hour: compile Horovod for CUDA and the driver's module, without a GPU
 	@$(VENV)/python tests/molecule/run.py -j 1 horovod/cuda nvidia_driver/forced
 
-lock: setup ## pin the Python packages anew
-	@$(VENV)/pip-compile -q --strip-extras --generate-hashes --allow-unsafe --no-emit-index-url --no-emit-find-links --extra dev --extra terraform -o requirements.lock pyproject.toml
-	@$(VENV)/pip-compile -q --strip-extras --generate-hashes --allow-unsafe --no-emit-index-url --no-emit-find-links -o nodes.lock nodes.in
-	@$(VENV)/pip-compile -q --strip-extras --generate-hashes --allow-unsafe --no-emit-index-url --no-emit-find-links -o jupyter.lock jupyter.in
-	@env -u PIP_FIND_LINKS PIP_CONFIG_FILE=/dev/null $(VENV)/pip-compile -q --strip-extras --generate-hashes --allow-unsafe --no-emit-index-url --no-emit-find-links -o nodes-cuda.lock nodes-cuda.in
-	@env -u PIP_FIND_LINKS PIP_CONFIG_FILE=/dev/null $(VENV)/pip-compile -q --strip-extras --generate-hashes --allow-unsafe --no-emit-index-url --no-emit-find-links -o nccl.lock nccl.in
-	@$(VENV)/pip-compile -q --strip-extras --generate-hashes --allow-unsafe --no-emit-index-url --no-emit-find-links -o gpulab.lock gpulab.in
-	@$(VENV)/pip-compile -q --strip-extras --generate-hashes --allow-unsafe --no-emit-index-url --no-emit-find-links -o tests/checkov/checkov.lock tests/checkov/checkov.in
+lock: setup ## pin the Python packages of requirements/ again
+	@bin/lock
 
 perf-deploy: setup ## measure deploy times: 4 and 10 nodes from a cached image
 	@$(VENV)/python tests/perf/deploy.py

@@ -22,7 +22,7 @@ from cluster.core.state import CACHE, State
 APT = ("ansible.builtin.apt", "ansible.builtin.package")
 # Lock -> who installs what it names.
 LOCKS = {
-    "requirements.lock": "this machine",
+    "controller.lock": "this machine",
     "nodes.lock": "nodes",
     "nodes-cuda.lock": "nodes with GPUs",
     "nccl.lock": "nodes with GPUs",
@@ -35,7 +35,7 @@ Row = dict[str, Any]
 def wheels() -> list[Row]:
     rows = []
     for name, where in LOCKS.items():
-        path = ROOT / name
+        path = ROOT / "requirements" / name
         if not path.exists():
             continue
         for entry in re.split(r"\n(?=[A-Za-z0-9])", path.read_text()):

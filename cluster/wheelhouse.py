@@ -19,10 +19,10 @@ from cluster.core.state import CACHE
 
 # what is installed -> the lock that names its packages
 LOCKS = {
-    "horovod": ROOT / "nodes.lock",
-    "horovod-cuda": ROOT / "nodes-cuda.lock",
-    "nccl": ROOT / "nccl.lock",
-    "jupyterlab": ROOT / "jupyter.lock",
+    "horovod": ROOT / "requirements/nodes.lock",
+    "horovod-cuda": ROOT / "requirements/nodes-cuda.lock",
+    "nccl": ROOT / "requirements/nccl.lock",
+    "jupyterlab": ROOT / "requirements/jupyter.lock",
 }
 
 

@@ -21,7 +21,7 @@ sys.path.insert(0, str(ROOT))
 
 from cluster.core.state import terraform_binary, write_terraform_cli_config  # noqa: E402
 
-SHELL_FILES = [".ci/run", "bin/terraform"]
+SHELL_FILES = [".ci/run", "bin/lock", "bin/terraform"]
 LINT = {
     "ansible-lint": [BIN / "ansible-lint", "--offline", "-q"],
     "ruff check": [BIN / "ruff", "check", "."],

@@ -19,7 +19,7 @@ import yaml
 from cluster.core.config import ROOT
 from cluster.core.state import CACHE
 
-LOCK = Path(__file__).parent / "checkov.lock"
+LOCK = ROOT / "requirements/checkov.lock"
 WAIVERS = Path(__file__).parent / "waivers.yml"
 pytestmark = pytest.mark.timeout(900)
 WORLD_OPEN = """

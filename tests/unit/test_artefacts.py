@@ -19,8 +19,8 @@ def rows(capsys, monkeypatch):
 
 def test_every_locked_package_is_listed_with_its_checksums(rows):
     wheels = [row for row in rows if row["kind"] == "wheel"]
-    for name in ("requirements.lock", "nodes.lock"):
-        text = (config.ROOT / name).read_text()
+    for name in ("controller.lock", "nodes.lock"):
+        text = (config.ROOT / "requirements" / name).read_text()
         where = artefacts.LOCKS[name]
         assert sum(row["for"] == where for row in wheels) == len(re.findall(r"^[A-Za-z0-9_.-]+==", text, re.MULTILINE))
     assert all(sum_.startswith("sha256:") for row in wheels for sum_ in row["checksums"])

@@ -1,4 +1,4 @@
-"""gpulab-cli as it is, in a Python environment of its own: it pins libraries that the rest cannot use (gpulab.lock)."""
+"""The unmodified gpulab-cli, in its own Python environment: it pins libraries that the rest cannot use."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from cluster.core.sections import Gpulab
 from cluster.core.state import CACHE
 from cluster.providers import certificate
 
-LOCK = ROOT / "gpulab.lock"
+LOCK = ROOT / "requirements/gpulab.lock"
 TIMEOUT = 120
 # What a job's state.status can be once it is over.
 FINAL = {"FINISHED", "FAILED", "CANCELLED", "DELETED", "HALTED"}
