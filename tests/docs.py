@@ -1,5 +1,6 @@
-"""Write roles/README.md from each role's meta/argument_specs.yml and tests, docs/trials.schema.json from the model of a
-trial, and the table in docs/sweep.md from that of a plan; --check says when one is stale.
+"""Generate what the documents repeat: roles/README.md from each role's meta/argument_specs.yml and tests,
+docs/trials.schema.json from the model of a trial, the table in docs/sweep.md from the model of a plan, and README.md's
+picture and verdict from the run in docs/example. --check reports what is stale.
 
 A test's name is the claim it proves, so the tables cannot promise what is not tested.
 """
@@ -13,6 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import picture
 import yaml
 
 from bench.plan.schema import Plan
@@ -22,6 +24,7 @@ ROOT = Path(__file__).resolve().parent.parent
 TARGET = ROOT / "roles/README.md"
 SCHEMA = ROOT / "docs/trials.schema.json"
 SWEEP = ROOT / "docs/sweep.md"
+README = ROOT / "README.md"
 HEAD = """# Roles
 
 Made by `tests/docs.py` from every role's meta/argument_specs.yml and tests; edit those.
@@ -127,18 +130,23 @@ def scenarios(role: str) -> str:
 
 
 def plan_table(page: str) -> str:
-    """The page with the table of a plan's fields between its two marks made anew."""
+    """The page with a new table of a plan's fields."""
     lines = ["| field | default | meaning |", "|---|---|---|"]
     for name, field in Plan.model_fields.items():
         if not field.description:
             raise SystemExit(f"bench/plan/schema.py: {name} has no description")
         default = "*required*" if field.is_required() else "" if field.default is None else text_of(field.default)
         lines.append(f"| `{name}` | {default} | {field.description} |")
-    before, mark, rest = page.partition("from bench/plan/schema.py -->\n")
+    return between_marks(page, "bench/plan/schema.py", "\n".join(lines), "docs/sweep.md")
+
+
+def between_marks(page: str, source: str, content: str, name: str) -> str:
+    """The page with the content between its two marks replaced."""
+    before, mark, rest = page.partition(f"from {source} -->\n")
     _, end, after = rest.partition("<!-- end -->")
     if not (mark and end):
-        raise SystemExit("docs/sweep.md: the marks around the table of a plan are gone")
-    return before + mark + "\n" + "\n".join(lines) + "\n\n" + end + after
+        raise SystemExit(f"{name}: the marks around what is made from {source} are gone")
+    return f"{before}{mark}\n{content}\n\n{end}{after}"
 
 
 def main() -> int:
@@ -147,14 +155,18 @@ def main() -> int:
     args = parser.parse_args()
     text = HEAD + SCENARIOS + "".join(map(scenarios, roles())) + "".join(map(variables, roles()))
     schema = json.dumps(Trial.model_json_schema(), indent=1) + "\n"
-    wanted = {TARGET: text, SCHEMA: schema, SWEEP: plan_table(SWEEP.read_text())}
+    html, verdict = picture.example()
+    readme = between_marks(README.read_text(), "docs/example/quick", f"> {verdict}", "README.md")
+    wanted = {TARGET: text, SCHEMA: schema, SWEEP: plan_table(SWEEP.read_text()), README: readme}
     stale = [path for path, content in wanted.items() if not path.exists() or path.read_text() != content]
+    stale += [path for path in picture.PICTURES if picture.shows(path) != picture.digest(html)]
     for path in stale:
         if args.check:
-            name = path.relative_to(ROOT)
-            print(f"{name} is stale; run: .venv/bin/python tests/docs.py", file=sys.stderr)
-        else:
+            print(f"{path.relative_to(ROOT)} is stale; run: make docs", file=sys.stderr)
+        elif path in wanted:
             path.write_text(wanted[path])
+        else:
+            picture.draw(html, path)
     return 1 if args.check and stale else 0
 
 

@@ -1,7 +1,8 @@
 """Run the project's tests in stages, each with its time, and end with one line that counts them.
 
-tests/run.py check     lint, types, generated documents, unit tests, commands without a cluster
-tests/run.py all       check, terraform, checkov, aws, end to end, testbeds, molecule, browser
+tests/run.py check       lint, types, generated documents, unit tests, commands without a cluster
+tests/run.py terraform   terraform validate and terraform test in every root
+tests/run.py all         check, terraform, checkov, aws, end to end, testbeds, molecule, browser
 """
 
 from __future__ import annotations
@@ -92,8 +93,7 @@ def check(tally: Tally, env: dict[str, str]) -> None:
         list(pool.map(lambda item: tally.stage(item[0], list(item[1]), env, quiet=True), (tests | LINT).items()))
 
 
-def everything(tally: Tally, env: dict[str, str]) -> None:
-    check(tally, env)
+def terraform(tally: Tally, env: dict[str, str]) -> None:
     for root in sorted(path.parent for path in (ROOT / "terraform").glob("*/tests")):
         data = env | {"TF_DATA_DIR": f"{env['TF_DATA_DIR']}-{root.name}"}
         binary = terraform_binary()
@@ -104,6 +104,11 @@ def everything(tally: Tally, env: dict[str, str]) -> None:
             f"terraform validate {root.name}", [binary, f"-chdir={root}", "validate", "-no-color"], data, quiet=True
         )
         tally.stage(f"terraform test {root.name}", [binary, f"-chdir={root}", "test", "-no-color"], data)
+
+
+def everything(tally: Tally, env: dict[str, str]) -> None:
+    check(tally, env)
+    terraform(tally, env)
     tally.stage("checkov", [BIN / "pytest", "-q", "tests/checkov"], env)
     tally.stage("aws", [BIN / "pytest", "-q", "tests/aws"], env)
     tally.stage("end to end", [BIN / "pytest", "-v", "--durations=0", "tests/e2e"], env)
@@ -113,7 +118,7 @@ def everything(tally: Tally, env: dict[str, str]) -> None:
 
 
 def main() -> int:
-    stages = {"check": check, "all": everything}
+    stages = {"check": check, "terraform": terraform, "all": everything}
     tally = Tally()
     begin = time.monotonic()
     with tempfile.TemporaryDirectory() as tmp:

@@ -1,4 +1,4 @@
-"""How fast predictions are: `python -m bench.predict.perf`. Exits 1 when a promise is missed."""
+"""How fast predictions are (make perf-predict). Exits 1 when a promise is missed."""
 
 from __future__ import annotations
 
