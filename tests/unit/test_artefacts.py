@@ -2,10 +2,13 @@
 
 import json
 import re
+from pathlib import Path
 
+import jinja2
 import pytest
+import yaml
 
-from cluster import artefacts, cli
+from cluster import artefacts, cli, wheelhouse
 from cluster.core import config
 
 
@@ -62,3 +65,22 @@ def test_images_and_drivers_of_nvidia_are_there(rows):
     assert f"{image['name']}:{image['version']}" == pinned["dcgm_exporter"]
     versions = {row["name"]: row["version"] for row in rows if row["name"].startswith("nvidia_")}
     assert versions["nvidia_driver"] == pinned["nvidia_driver"]
+
+
+@pytest.mark.parametrize(
+    ("role", "variable", "names"),
+    [
+        ("horovod", "horovod_lock", ("horovod", "horovod-cuda")),
+        ("cuda_nccl", "cuda_nccl_lock", ("nccl",)),
+        ("jupyterlab", "jupyterlab_lock", ("jupyterlab",)),
+    ],
+)
+def test_roles_install_from_the_locks_that_the_controller_downloads(role, variable, names):
+    folder = config.ROOT / "roles" / role
+    template = yaml.safe_load((folder / "defaults/main.yml").read_text())[variable]
+    made = {
+        Path(jinja2.Template(template).render(role_path=folder, horovod_device=device)).resolve()
+        for device in ("cpu", "cuda")
+    }
+    assert made == {wheelhouse.LOCKS[name] for name in names}
+    assert all(path.is_file() for path in made)
