@@ -6,6 +6,7 @@ import shlex
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 from cluster.core.contract import Contract
 
@@ -13,17 +14,21 @@ from cluster.core.contract import Contract
 ALIVE = ("-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=4")
 
 
-def options(contract: Contract) -> list[str]:
-    """What every connection is given, Ansible's too."""
-    given = [
-        f"UserKnownHostsFile={contract.ssh.known_hosts}",
+def connection_options(known_hosts: str | Path, jump_host: str | None = None, *, accept_new: bool = False) -> list[str]:
+    """The options of every connection. accept_new pins the key of a host that is not in known_hosts yet."""
+    values = [
+        f"UserKnownHostsFile={known_hosts}",
         "GlobalKnownHostsFile=/dev/null",
-        "StrictHostKeyChecking=yes",
+        f"StrictHostKeyChecking={'accept-new' if accept_new else 'yes'}",
         "IdentitiesOnly=yes",
+        *([f"ProxyJump={jump_host}"] if jump_host else []),
     ]
-    if contract.ssh.jump_host:
-        given.append(f"ProxyJump={contract.ssh.jump_host}")
-    return [word for option in given for word in ("-o", option)]
+    return [word for value in values for word in ("-o", value)]
+
+
+def options(contract: Contract) -> list[str]:
+    """The options of a connection to a deployed node; Ansible uses them too."""
+    return connection_options(contract.ssh.known_hosts, contract.ssh.jump_host)
 
 
 def argv(contract: Contract, node: str, *command: str, batch: bool = True) -> list[str]:
@@ -38,19 +43,23 @@ def as_training_account(contract: Contract, node: str, words: Sequence[str]) -> 
 
 
 def gather(
-    commands: Mapping[str, Sequence[str]], input: bytes | None = None, timeout: float = 60
+    commands: Mapping[str, Sequence[str]], input: str | bytes | None = None, timeout: float = 60
 ) -> dict[str, subprocess.CompletedProcess[str]]:
-    """Run all commands at once. One that does not end in time has the return code -1 and says so in stderr."""
+    """Run one command per name, all at the same time, each with the same input.
 
-    def run(words: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    A command that exceeds the timeout is killed; its returncode is -1 and its stderr "timed out".
+    """
+    data = input.encode() if isinstance(input, str) else input or b""
+
+    def run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
         try:
-            done = subprocess.run(list(words), input=input or b"", capture_output=True, timeout=timeout, check=False)
+            done = subprocess.run(command, input=data, capture_output=True, timeout=timeout, check=False)
         except subprocess.TimeoutExpired:
-            return subprocess.CompletedProcess(list(words), -1, "", f"no answer within {timeout:g} s")
-        texts = (part.decode(errors="replace") for part in (done.stdout, done.stderr))
-        return subprocess.CompletedProcess(done.args, done.returncode, *texts)
+            return subprocess.CompletedProcess(command, -1, "", "timed out")
+        out, err = (text.decode(errors="replace") for text in (done.stdout, done.stderr))
+        return subprocess.CompletedProcess(command, done.returncode, out, err)
 
-    with ThreadPoolExecutor(max(1, len(commands))) as pool:
+    with ThreadPoolExecutor(max(len(commands), 1)) as pool:
         return dict(zip(commands, pool.map(run, commands.values()), strict=True))
 
 
