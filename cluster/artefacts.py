@@ -1,8 +1,8 @@
-"""`make artefacts`: everything a cluster is made of, for sites without internet: what to bring, in which version.
+"""`make artefacts`: the packages, wheels, files and images of a cluster, for sites without internet access.
 
-Python packages come from the lock files, files from versions.yml, Debian packages from the roles and from setup; those
-that the node image holds have its exact versions. What is fetched is checked: by the checksums here, and by apt against
-Debian's signed index.
+Python packages come from the lock files, files from versions.yml, Debian packages from the roles and from bin/setup.
+Packages in the node image have their exact versions. Downloads are checked against the checksums listed here; apt
+checks packages against Debian's signed index.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from cluster.core.config import ROOT, Cluster
 from cluster.core.state import CACHE, State
 
 APT = ("ansible.builtin.apt", "ansible.builtin.package")
-# Lock -> who installs what it names.
+# Lock file -> the machines that install its packages.
 LOCKS = {
     "controller.lock": "this machine",
     "nodes.lock": "nodes",
@@ -50,7 +50,7 @@ def row(kind: str, name: str, version: str, checksums: list[str], where: str) ->
 
 
 def files() -> list[Row]:
-    """In versions.yml, whatever has a checksum beside it is fetched as a file."""
+    """Entries of versions.yml with a checksum are downloaded as files."""
     pinned = config.versions()
     return [
         row("file", name, str(pinned[name]), [f"sha256:{pinned[f'{name}_sha256']}"], "nodes")
@@ -60,7 +60,7 @@ def files() -> list[Row]:
 
 
 def apt_tasks(tasks: Any) -> list[Any]:
-    """The names of every apt task, those inside blocks too."""
+    """The `name` of every apt task, also inside blocks."""
     found = []
     for task in tasks or []:
         found += [task[module].get("name", []) for module in APT if isinstance(task.get(module), dict)]
@@ -79,27 +79,27 @@ def debian_names(role: str) -> set[str]:
             variable = re.fullmatch(r"\{\{ *(\w+) *\}\}", given) if isinstance(given, str) else None
             value = defaults.get(variable[1], []) if variable else given
             names.update([value] if isinstance(value, str) else value)
-    # Names that depend on the machine (kernel headers, say) cannot be told from here.
+    # Names that depend on the machine, such as kernel headers, are unknown here.
     return {name for name in names if "{{" not in name}
 
 
 def debian(state: State, cluster: Cluster) -> list[Row]:
-    made = image.name(cluster)
+    node_image = image.name(cluster)
     rows = []
-    if image.exists(state, made):
+    if image.exists(state, node_image):
         query = ["dpkg-query", "--show", "--showformat=${Package} ${Version}\n"]
         done = subprocess.run(
-            [*image.sudo(), "podman", "run", "--rm", "--network=none", made, *query],
+            [*image.sudo(), "podman", "run", "--rm", "--network=none", node_image, *query],
             env=state.environment(),
             capture_output=True,
             text=True,
             check=True,
         )
-        held = (line.split() for line in done.stdout.splitlines())
-        rows = [row("package", name, version, [], "nodes") for name, version in held]
-    present = {one["name"] for one in rows}
+        installed = (line.split() for line in done.stdout.splitlines())
+        rows = [row("package", name, version, [], "nodes") for name, version in installed]
+    listed = {one["name"] for one in rows}
     wanted = set(image.BASE_PACKAGES).union(*(debian_names(role) for role in roles.active(cluster)))
-    rows += [row("package", name, f"of {cluster.os_release}", [], "nodes") for name in sorted(wanted - present)]
+    rows += [row("package", name, f"from {cluster.os_release}", [], "nodes") for name in sorted(wanted - listed)]
     return rows + [row("package", name, "", [], "this machine") for name in setup_packages()]
 
 
@@ -109,7 +109,7 @@ def setup_packages() -> list[str]:
 
 
 def images() -> list[Row]:
-    """Others' images, in versions.yml; ours are made here. One without a digest can change under its tag."""
+    """Third-party images in versions.yml. An image without a digest can change under its tag."""
     rows = []
     for value in map(str, config.versions().values()):
         if match := re.fullmatch(r"([a-z0-9.-]+\.[a-z]+/[^:@]+):([^@]+)(?:@(sha256:[0-9a-f]{64}))?", value):
@@ -118,7 +118,7 @@ def images() -> list[Row]:
 
 
 def nvidia() -> list[Row]:
-    """Packages of NVIDIA's own repositories, which apt checks by their key in versions.yml."""
+    """Packages of NVIDIA's repositories; apt checks them with the key in versions.yml."""
     pinned = config.versions()
     names = [name for name in pinned if name.startswith("nvidia_") and not name.endswith("_key")]
     return [row("package", name, str(pinned[name]), [], "nodes with GPUs") for name in names]
@@ -131,10 +131,10 @@ def run(env: str, as_json: bool) -> int:
     if as_json:
         print(json.dumps(rows, indent=1))
         return 0
-    # Plain lines, whole checksums: this is for other programs and for copying, not for a narrow screen.
+    # Plain lines with whole checksums, because the output is for other programs and for copying.
     for one in rows:
         sums = one["checksums"]
         more = f" and {len(sums) - 1} more, see --json" if len(sums) > 1 else ""
         print(f"{one['kind']:8}{one['name']} {one['version']} [{one['for']}] {(sums or [''])[0]}{more}".rstrip())
-    print(f"{len(rows)} artefacts. Wheels and the compiled Horovod lie in {CACHE} after a first deploy.")
+    print(f"{len(rows)} artefacts. After a first deploy, wheels and the compiled Horovod are in {CACHE}.")
     return 0

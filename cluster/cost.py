@@ -1,4 +1,4 @@
-"""`cluster cost`: what the nodes cost per hour, what they have cost so far, and how that compares with the budget."""
+"""`cluster cost`: the price of the nodes per hour, their cost so far, and the budget."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from cluster.terraform import read_output
 
 
 def hourly(instance_type: str, cluster: Cluster) -> float:
-    """One node: the instance, its disk and its public address."""
-    assert cluster.aws  # noqa: S101 (only asked for clusters on AWS)
+    """The price of one node: instance, disk and public address."""
+    assert cluster.aws  # noqa: S101 (called only for clusters on AWS)
     instance = prices.types()[instance_type].usd_per_hour * (prices.SPOT_SHARE if cluster.aws.spot else 1)
     address = prices.address_per_hour() if cluster.aws.subnet_id is None else 0
     return instance + prices.disk_per_hour(cluster.aws.root_gb) + address
 
 
 def bill(env: str) -> dict[str, Any]:
-    """Rows per node and their sum; hours are those since each node was started, 0 where nothing is deployed."""
+    """One row per node and their sum. Hours count from the start of each node; 0 if nothing is deployed."""
     cluster = config.load(env)
     if not cluster.aws:
         return {"provider": cluster.provider, "nodes": [], "usd_per_hour": 0.0, "usd_so_far": 0.0, "budget_usd": None}
@@ -33,7 +33,7 @@ def bill(env: str) -> dict[str, Any]:
     since: dict[str, int | None] = {}
     if state.tfstate.exists():
         contract = read_output(state)
-        found = registry.provider(state, cluster).states(contract)
+        found = registry.provider(state, cluster).node_states(contract)
         names = list(found)
         since = {name: info.since for name, info in found.items()}
     else:
@@ -59,7 +59,7 @@ def bill(env: str) -> dict[str, Any]:
 
 
 def run(env: str, as_json: bool) -> int:
-    """Exit 1 when the budget is spent."""
+    """Exit code 1 if the cost exceeds the budget."""
     result = bill(env)
     over = result["budget_usd"] is not None and result["usd_so_far"] > result["budget_usd"]
     if as_json:
@@ -67,10 +67,10 @@ def run(env: str, as_json: bool) -> int:
         return int(over)
     console = Console(highlight=False, soft_wrap=True)
     if result["budget_usd"] is None:
-        console.print(f"ENV={env}: provider {result['provider']} sends no bill", markup=False)
+        console.print(f"ENV={env}: costs are known only for provider aws", markup=False)
         return 0
-    how = f"spot, counted at {prices.SPOT_SHARE:.0%} of on demand" if result["spot"] else "on demand"
-    table = Table(title=f"USD, {how}, prices of {result['prices']}", title_justify="left")
+    terms = f"spot, estimated at {prices.SPOT_SHARE:.0%} of on demand" if result["spot"] else "on demand"
+    table = Table(title=f"USD, {terms}, prices of {result['prices']}", title_justify="left")
     for column in ("node", "type", "per hour", "hours", "so far"):
         table.add_column(column)
     for row in result["nodes"]:
@@ -80,10 +80,10 @@ def run(env: str, as_json: bool) -> int:
     hour, spent, budget = result["usd_per_hour"], result["usd_so_far"], result["budget_usd"]
     text = f"{hour:.2f} USD per hour, {hour * 24:.0f} per day; "
     if result["deployed"]:
-        text += f"{spent:.2f} of {budget:g} so far, by the nodes that are up now; should be gone by {result['expires']}"
+        text += f"{spent:.2f} of {budget:g} so far for the current nodes; expires {result['expires']}"
     else:
-        text += f"nothing is deployed; the budget of {budget:g} lasts {budget / hour:.0f} hours"
+        text += f"nothing is deployed; the budget of {budget:g} pays for {budget / hour:.0f} hours"
     console.print(text, markup=False)
     if over:
-        console.print(f"over budget: make destroy ENV={env}", markup=False)
+        console.print(f"over budget; to stop the cost: make destroy ENV={env}", markup=False)
     return int(over)

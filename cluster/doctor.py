@@ -1,4 +1,4 @@
-"""What is missing on this machine or broken in the cluster, and the command that fixes it."""
+"""`cluster doctor`: list problems of this machine and of the cluster, with the commands that fix them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DISK_GB = 12
 
 
 def checks(env: str) -> list[Check]:
-    """A bad cluster.yml raises UserError, as everywhere."""
+    """All checks of an environment; a bad cluster.yml raises UserError."""
     cluster = config.load(env)
     state = State(env)
     provider = registry.provider(state, cluster)
@@ -37,12 +37,12 @@ def checks(env: str) -> list[Check]:
         repair = f"make deploy ENV={env}"
         try:
             contract = read_output(state)
-            real = provider.states(contract)
-            answers = lifecycle.ping(contract) if provider.machines else {}
-            for name, _ in contract.ordered() if provider.machines else []:
-                current = real.get(name, lifecycle.MISSING).state
+            states = provider.node_states(contract)
+            answers = lifecycle.ping(contract) if provider.has_nodes else {}
+            for name, _ in contract.ordered() if provider.has_nodes else []:
+                current = states.get(name, lifecycle.MISSING).state
                 ok = current == "running" and answers[name]
-                detail = current if current != "running" or ok else "running, but a role's service is not"
+                detail = current if current != "running" or ok else "running, but a service of a role is not active"
                 found.append(Check(f"node {name}", ok, detail, repair))
         except InfraError as error:
             found.append(Check("deployment", False, str(error), repair))

@@ -193,7 +193,7 @@ def bake(
         env = state.environment() | {"INPUT": json.dumps(value)}
         run_logged([sys.executable, "-m", NODE_TOOL, action], log, env, f"builder: {action}")
 
-    tool("sweep", spec)
+    tool("remove-leftovers", spec)
     try:
         tool("create-network", network)
         tool("create-node", spec)
@@ -216,7 +216,7 @@ def bake(
         run_logged([*sudo(), "podman", "commit", "--quiet", container, image], log, env, "podman commit")
     finally:
         tool("destroy-node", spec)
-        tool("sweep", spec)
+        tool("remove-leftovers", spec)
         (state.dir / "builder.ini").unlink(missing_ok=True)
 
 

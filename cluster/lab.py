@@ -1,4 +1,4 @@
-"""The cluster's JupyterLab: its token and certificate, made once per deployment; `cluster lab` tells where they are."""
+"""`cluster lab` and the token and certificate of the cluster's JupyterLab, which are created once per deployment."""
 
 from __future__ import annotations
 
@@ -17,62 +17,63 @@ from cluster.core.config import Cluster
 from cluster.core.contract import Contract
 from cluster.core.errors import InfraError, UserError
 from cluster.core.state import State
+from cluster.providers.certificate import require_private
 from cluster.terraform import read_output
 
-DAYS = 825  # the longest that browsers take
+DAYS = 825  # the longest validity that browsers accept
 
 
 def prepare(state: State, cluster: Cluster, contract: Contract) -> None:
-    """Have token, certificate and key in the state folder, where the role jupyterlab takes them from."""
+    """Write token, certificate and key into the state folder; the role jupyterlab reads them there."""
     if not cluster.features.jupyterlab:
         return
     if not state.lab_token.exists():
-        write(state.lab_token, secrets.token_urlsafe(32))
+        write_private(state.lab_token, secrets.token_urlsafe(32))
     given = cluster.jupyterlab
     if given.certificate and given.key:
-        write(state.lab_certificate, read(given.certificate, "certificate"))
-        write(state.lab_key, read(given.key, "key"))
+        write_private(state.lab_certificate, read_pem(given.certificate, "certificate"))
+        write_private(state.lab_key, read_pem(given.key, "key"))
         try:
             ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(state.lab_certificate, state.lab_key, password="")
         except (ssl.SSLError, OSError) as error:
             state.lab_certificate.unlink()
             raise UserError(
                 f"jupyterlab.certificate: {given.certificate} and {given.key} cannot be used ({error}); "
-                "give a certificate and its own key, both PEM, the key without a password"
+                "use a certificate and its key, both PEM, the key without a password"
             ) from None
         return
     address = contract.nodes[contract.head].management_address
-    if not stands_for(state.lab_certificate, address):
+    if not is_valid_for(state.lab_certificate, address):
         generate(state, cluster.name, address)
 
 
-def write(path: Path, text: str) -> None:
-    """Whole, and never readable by others."""
+def write_private(path: Path, text: str) -> None:
+    """Replace the file at once; other users can never read it."""
     handle, name = tempfile.mkstemp(dir=path.parent)  # 0600
     with os.fdopen(handle, "w") as file:
         file.write(text)
     Path(name).replace(path)
 
 
-def read(text: str, field: str) -> str:
+def read_pem(text: str, field: str) -> str:
     path = Path(text).expanduser()
     try:
-        if field == "key" and path.stat().st_mode & 0o077:
-            raise UserError(f"jupyterlab.key: {path} can be read by others; run `chmod 600 {path}`")
+        if field == "key":
+            require_private(path, "jupyterlab.key")
         return path.read_text()
     except OSError as error:
-        raise UserError(f"jupyterlab.{field}: {path}: {error.strerror}; give the path of a PEM file") from None
+        raise UserError(f"jupyterlab.{field}: {path}: {error.strerror}; write the path of a PEM file") from None
 
 
-def stands_for(certificate: Path, address: str) -> bool:
-    """Whether it is there, is for this address and holds for another month."""
+def is_valid_for(certificate: Path, address: str) -> bool:
+    """Whether the certificate exists, names this address and is valid for another month."""
     if not certificate.exists():
         return False
-    look = ["openssl", "x509", "-noout", "-in", str(certificate)]
+    openssl = ["openssl", "x509", "-noout", "-in", str(certificate)]
     check = "-checkip" if is_address(address) else "-checkhost"
-    named = subprocess.run([*look, check, address], capture_output=True, text=True, check=False)
-    fresh = subprocess.run([*look, "-checkend", str(30 * 86400)], capture_output=True, check=False)
-    return "does match certificate" in named.stdout and fresh.returncode == 0
+    matches = subprocess.run([*openssl, check, address], capture_output=True, text=True, check=False)
+    fresh = subprocess.run([*openssl, "-checkend", str(30 * 86400)], capture_output=True, check=False)
+    return "does match certificate" in matches.stdout and fresh.returncode == 0
 
 
 def is_address(text: str) -> bool:
@@ -84,6 +85,7 @@ def is_address(text: str) -> bool:
 
 
 def generate(state: State, name: str, address: str) -> None:
+    """A self-signed certificate for the head's address."""
     kind = "IP" if is_address(address) else "DNS"
     with tempfile.TemporaryDirectory(dir=state.dir) as folder:
         key, certificate = Path(folder) / "key", Path(folder) / "certificate"
@@ -95,9 +97,9 @@ def generate(state: State, name: str, address: str) -> None:
         ]
         done = subprocess.run(argv, capture_output=True, text=True, check=False)
         if done.returncode:
-            raise InfraError(f"openssl: cannot make a certificate: {done.stderr.strip().splitlines()[-1]}")
-        write(state.lab_key, key.read_text())
-        write(state.lab_certificate, certificate.read_text())
+            raise InfraError(f"openssl: cannot create a certificate: {done.stderr.strip().splitlines()[-1]}")
+        write_private(state.lab_key, key.read_text())
+        write_private(state.lab_certificate, certificate.read_text())
 
 
 def fingerprint(certificate: Path) -> str:
@@ -116,11 +118,11 @@ def run(env: str, show_token: bool, as_json: bool) -> int:
     cluster, state = config.load(env), State(env)
     if not cluster.features.jupyterlab:
         raise UserError(
-            f"ENV={env}: it has no JupyterLab; set features.jupyterlab: true in its cluster.yml and run `make deploy`"
+            f"ENV={env}: no JupyterLab; set features.jupyterlab: true in cluster.yml and run `make deploy ENV={env}`"
         )
     contract = read_output(state)
     if not state.lab_token.exists():
-        raise UserError(f"ENV={env}: its JupyterLab is not deployed yet; run `make deploy`")
+        raise UserError(f"ENV={env}: JupyterLab is not deployed yet; run `make deploy ENV={env}`")
     found = {
         "url": url(cluster, contract),
         "fingerprint_sha256": fingerprint(state.lab_certificate),

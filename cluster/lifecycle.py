@@ -65,7 +65,7 @@ def count_changes(output: str) -> int:
 def deploy(env: str, nodes: int | None, as_json: bool) -> None:
     cluster = config.load(env, nodes)
     state = State(env)
-    if nodes is None and state.tfstate.exists() and registry.PROVIDERS[cluster.provider].machines:
+    if nodes is None and state.tfstate.exists() and registry.PROVIDERS[cluster.provider].has_nodes:
         # A count given earlier with NODES= or by scale stays until another is given.
         with suppress(InfraError):
             cluster = cluster.model_copy(update={"nodes": len(read_output(state).nodes)})
@@ -77,13 +77,13 @@ def deploy(env: str, nodes: int | None, as_json: bool) -> None:
         provider = registry.provider(state, cluster)
         provider.prepare(say)
         with phase("image"):
-            if not provider.image(say):
+            if not provider.ensure_image(say):
                 say("nodes get everything from Ansible: filling the wheelhouse for them")
                 wheelhouse.fill(image.wheelhouses_of(cluster), state.log("image"))
         with phase(f"terraform: {cluster.nodes} nodes"):
             contract = apply(state, cluster, provider)
-            provider.applied(contract, say)
-        if not provider.machines:
+            provider.wait_for_nodes(contract, say)
+        if not provider.has_nodes:
             say(f"{len(contract.nodes)} jobs can be started; next: make bench ENV={env}")
             return
         lab.prepare(state, cluster, contract)
@@ -109,7 +109,7 @@ def apply(state: State, cluster: Cluster, provider: Provider) -> Contract:
         with suppress(InfraError):
             known = root.output()
     else:
-        provider.sweep()
+        provider.remove_leftovers()
     root.apply(provider.repair(known, say) if known else [])
     return root.output()
 
@@ -149,8 +149,8 @@ def status(env: str, as_json: bool) -> int:
     state = State(env)
     contract = read_output(state)
     provider = registry.provider(state, cluster)
-    real = provider.states(contract)
-    seen = ping(contract) if provider.machines else dict.fromkeys(contract.nodes, True)
+    real = provider.node_states(contract)
+    seen = ping(contract) if provider.has_nodes else dict.fromkeys(contract.nodes, True)
     rows = []
     for name, node in contract.ordered():
         info = real.get(name, MISSING)
@@ -176,7 +176,7 @@ def status(env: str, as_json: bool) -> int:
             cells = (row["node"], row["role"], row["state"], row["address"], uptime, "yes" if row["roles_ok"] else "NO")
             table.add_row(*map(str, cells))
         console.print(table)
-        for line in provider.notes():
+        for line in provider.status_notes():
             console.print(line, markup=False)
     healthy = all(row["state"] in ("running", "ready") and row["roles_ok"] for row in rows)
     if not healthy and not as_json:
@@ -199,7 +199,7 @@ def ping(contract: Contract) -> dict[str, bool]:
 
 def shell(env: str, node: str) -> None:
     provider = config.load(env).provider
-    if not registry.PROVIDERS[provider].machines:
+    if not registry.PROVIDERS[provider].has_nodes:
         raise UserError(f"ENV={env}: provider {provider} has no nodes to log in to; gpulab-cli has an ssh command")
     contract = read_output(State(env))
     if node not in contract.nodes:
@@ -222,7 +222,7 @@ def destroy(env: str) -> None:
                 Root(state, cluster, provider).destroy()
         with phase("sweep what is left"):
             state.prepare()
-            provider.sweep()
+            provider.remove_leftovers()
             end_leftovers(state.dir)
             state.remove()
     (state.dir.parent / f"{env}.lock").unlink(missing_ok=True)

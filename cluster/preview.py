@@ -18,7 +18,7 @@ def run(env: str, nodes: int | None) -> int:
         state.prepare()
         provider = registry.provider(state, cluster)
         provider.prepare(say)
-        provider.image(say)
+        provider.ensure_image(say)
         root = Root(state, cluster, provider)
         if cluster.provider == "baremetal":
             # Its Terraform only writes down what is there, and the inventory needs that.

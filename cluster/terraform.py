@@ -57,7 +57,7 @@ class Root:
         self.state, self.cluster, self.provider = state, cluster, provider
         self.dir = ROOT / "terraform" / cluster.provider
         # python-terraform passes its own process's environment on.
-        os.environ.update(state.environment() | provider.environment())
+        os.environ.update(state.environment())
         self._terraform = Terraform(working_dir=str(self.dir), terraform_bin_path=str(terraform_binary()))
 
     def _checked(self, what: str, result: tuple[int, str, str], ok: tuple[int, ...] = (0,)) -> str:

@@ -17,7 +17,7 @@ from cluster.core import config, ssh, worker_files
 from cluster.core.contract import Contract
 from cluster.core.errors import InfraError, UserError
 from cluster.core.state import State
-from cluster.providers.gpulab.provider import OnGpulab
+from cluster.providers.gpulab.provider import Gpulab
 
 GPULAB_ENGINES = ("horovod-gloo",)
 # Linux allows 131,072 bytes in one variable.
@@ -82,7 +82,7 @@ class GpulabExecutor:
 
     def __init__(self, contract: Contract, env: str) -> None:
         self.state, self.cluster = State(env), config.load(env)
-        self.provider = OnGpulab(self.state, self.cluster)
+        self.provider = Gpulab(self.state, self.cluster)
         self.contract = self.with_interface(contract)
         self.suffix = "-1xN" if unfold.one_job(contract) else "-Nx1"
         self.spec = b""
@@ -118,7 +118,7 @@ class GpulabExecutor:
         # Each job finds its own interface.
         kept = {name: value for name, value in launch.environment.items() if not name.endswith(("IFACE", "IFNAME"))}
         request = {
-            "settings": self.provider.settings.model_dump(),
+            "settings": self.provider.section.model_dump(),
             "state_dir": str(self.state.dir),
             "gpu_model": self.cluster.gpu_model,
             "name": f"{self.cluster.name}-{launch.run}",

@@ -1,1 +1,1 @@
-"""What differs between kinds of nodes: one folder per provider."""
+"""One folder per provider; base.py has the interface that all of them implement."""

@@ -1,4 +1,4 @@
-"""What deploy, status, doctor and destroy ask of a provider; here, the answers of one that needs nothing."""
+"""The interface of a provider, with defaults for one that needs nothing special."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from cluster.core.config import Cluster
 from cluster.core.contract import Contract
 from cluster.core.errors import UserError
 from cluster.core.state import State
-from cluster.providers import certificate
 
-Say = Callable[[str], None]
+# Prints one line for the user while a command runs.
+Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class Check:
-    """One line of doctor: fix is the command that mends it."""
+    """One line of `cluster doctor`; fix is the command that repairs it."""
 
     name: str
     ok: bool
@@ -24,66 +24,54 @@ class Check:
     fix: str = ""
 
 
-def certificate_check(pem: str, field: str) -> Check:
-    """Doctor's line about the certificate of a testbed's user."""
-    try:
-        end = certificate.expiry(certificate.check(pem, field))
-    except UserError as error:
-        return Check("certificate", False, str(error), "download it from the account portal")
-    return Check("certificate", True, f"valid until {end:%Y-%m-%d}")
-
-
 @dataclass(frozen=True)
 class NodeState:
-    """state is `running` or the provider's own word for why not; since is in seconds of the epoch."""
+    """state is `running` or the provider's own word; since is the start time in seconds since the epoch."""
 
     state: str
     since: int | None = None
 
 
 class Provider:
-    # Whether there are machines to log in to, which Ansible configures and status asks.
-    machines = True
+    # False if there are no machines to log in to and to configure with Ansible.
+    has_nodes = True
 
     def __init__(self, state: State, cluster: Cluster) -> None:
         self.state, self.cluster = state, cluster
 
-    def image(self, say: Say) -> str:
-        """Make the image that nodes boot from; empty where nodes get everything from Ansible."""
+    def ensure_image(self, progress: Progress) -> str:
+        """Build the image that nodes boot from, if it is missing. Return its name, or "" if Ansible installs it all."""
         return ""
 
-    def prepare(self, say: Say) -> None:
-        """Before Terraform: what must be true of the outside world, or a UserError."""
+    def prepare(self, progress: Progress) -> None:
+        """Check credentials and hosts before Terraform runs; raise UserError if something is wrong."""
 
     def variables(self) -> dict[str, str]:
-        """What this provider's Terraform root takes besides cluster_file, nodes and state_dir."""
+        """Terraform variables of this root, in addition to cluster_file, nodes and state_dir."""
         return {}
 
-    def environment(self) -> dict[str, str]:
-        """What its Terraform needs in the environment on top of State.environment()."""
-        return {}
-
-    def states(self, contract: Contract) -> dict[str, NodeState]:
-        """What the nodes really are, whatever Terraform believes. A node that is missing here is gone."""
+    def node_states(self, contract: Contract) -> dict[str, NodeState]:
+        """The actual state of the nodes, whatever Terraform's state says. A node that no longer exists is left out."""
         return {name: NodeState("running") for name in contract.nodes}
 
-    def repair(self, contract: Contract, say: Say) -> list[str]:
-        """Start what stopped; return the Terraform addresses of what is gone and must be made again."""
+    def repair(self, contract: Contract, progress: Progress) -> list[str]:
+        """Start stopped nodes; return the Terraform addresses of resources that must be replaced."""
         return []
 
-    def applied(self, contract: Contract, say: Say) -> None:
-        """After Terraform, before Ansible: until nodes answer and their host keys are known."""
+    def wait_for_nodes(self, contract: Contract, progress: Progress) -> None:
+        """After Terraform, before Ansible: wait until the nodes answer and pin their host keys."""
 
-    def sweep(self) -> None:
-        """Remove what Terraform does not know of; InfraError names what cannot be removed."""
+    def remove_leftovers(self) -> None:
+        """Remove resources that Terraform does not know; raise InfraError for those that cannot be removed."""
 
-    def notes(self) -> list[str]:
-        """Lines for status that are about the whole: when it expires, what else may run."""
+    def status_notes(self) -> list[str]:
+        """Lines for `cluster status` about the cluster as a whole, such as when it expires."""
         return []
 
     def renew(self) -> str:
-        """Keep the nodes for longer; the line to show then."""
-        raise UserError(f"ENV={self.state.env}: provider {self.cluster.provider} does not expire; nothing to renew")
+        """Extend the reservation of the nodes; return the line to print."""
+        raise UserError(f"ENV={self.state.env}: provider {self.cluster.provider} has no reservation to renew")
 
     def checks(self) -> list[Check]:
+        """This provider's lines of `cluster doctor`."""
         return []

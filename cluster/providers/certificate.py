@@ -1,4 +1,4 @@
-"""The certificate with which a testbed knows its user: is it there, is it readable only by its owner, is it valid."""
+"""A testbed's login certificate: it exists, only its owner can read it, and it has not expired."""
 
 from __future__ import annotations
 
@@ -9,35 +9,42 @@ from pathlib import Path
 
 from cluster.core.errors import UserError
 
+DOWNLOAD = "download your login certificate from the account portal"
+
 
 def expiry(pem: Path) -> datetime:
     done = subprocess.run(
         ["openssl", "x509", "-noout", "-enddate", "-in", pem], capture_output=True, text=True, check=False
     )
     if done.returncode:
-        raise ValueError("no certificate in it")
+        raise ValueError("contains no certificate")
     text = done.stdout.strip().removeprefix("notAfter=")
     return datetime.strptime(text, "%b %d %H:%M:%S %Y %Z").replace(tzinfo=UTC)
 
 
+def require_private(path: Path, field: str) -> None:
+    """UserError if other users can read the file."""
+    if path.stat().st_mode & 0o077:
+        raise UserError(f"{field}: {path} can be read by others; run `chmod 600 {path}`")
+
+
 def check(text: str, field: str) -> Path:
-    """The PEM's path when it can be used; a UserError that names the field otherwise. Its content is never shown."""
+    """The path of a usable PEM file, or a UserError that names the field. The content is never printed."""
     pem = Path(text).expanduser()
     if not pem.is_file():
-        raise UserError(f"{field}: {pem} does not exist; download your login certificate from the account portal")
-    if pem.stat().st_mode & 0o077:
-        raise UserError(f"{field}: {pem} can be read by others; run `chmod 600 {pem}`")
+        raise UserError(f"{field}: {pem} does not exist; {DOWNLOAD}")
+    require_private(pem, field)
     try:
         end = expiry(pem)
     except ValueError as error:
-        raise UserError(f"{field}: {pem}: {error}; download your login certificate from the account portal") from None
+        raise UserError(f"{field}: {pem} {error}; {DOWNLOAD}") from None
     if end < datetime.now(UTC):
-        raise UserError(f"{field}: the certificate expired on {end:%Y-%m-%d}; download a new one from the portal")
+        raise UserError(f"{field}: the certificate expired on {end:%Y-%m-%d}; {DOWNLOAD}")
     return pem
 
 
 def password(file: str | None, field: str) -> str | None:
-    """The PEM's password from TESTBED_PEM_PASSWORD or a file; None where the PEM has none."""
+    """The password of the PEM file, from TESTBED_PEM_PASSWORD or from a file; None if it has no password."""
     if value := os.environ.get("TESTBED_PEM_PASSWORD"):
         return value
     if not file:
@@ -45,6 +52,5 @@ def password(file: str | None, field: str) -> str | None:
     path = Path(file).expanduser()
     if not path.is_file():
         raise UserError(f"{field}: {path} does not exist; write the password there or set TESTBED_PEM_PASSWORD")
-    if path.stat().st_mode & 0o077:
-        raise UserError(f"{field}: {path} can be read by others; run `chmod 600 {path}`")
+    require_private(path, field)
     return path.read_text().strip()

@@ -1,4 +1,4 @@
-"""What differs between kinds of nodes: one module per provider, chosen by `provider` in cluster.yml."""
+"""The provider class for each value of `provider` in cluster.yml."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from cluster.core.state import State
 from cluster.providers.aws.provider import Aws
 from cluster.providers.baremetal.provider import Baremetal
 from cluster.providers.base import Provider
-from cluster.providers.gpulab.provider import OnGpulab
+from cluster.providers.gpulab.provider import Gpulab
 from cluster.providers.local.provider import Local
-from cluster.providers.virtualwall.provider import OnVirtualWall
+from cluster.providers.virtualwall.provider import VirtualWall
 
 PROVIDERS: dict[str, type[Provider]] = {
     "aws": Aws,
     "baremetal": Baremetal,
-    "gpulab": OnGpulab,
+    "gpulab": Gpulab,
     "local": Local,
-    "virtualwall": OnVirtualWall,
+    "virtualwall": VirtualWall,
 }
 
 

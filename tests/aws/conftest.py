@@ -1,4 +1,4 @@
-"""An environment on AWS that is moto on loopback: our root and the real provider as they are, sent by endpoint."""
+"""An environment on AWS, simulated by moto on loopback: our Terraform root and the real AWS provider, unmodified."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def moto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         "AWS_ACCESS_KEY_ID": "testing",
         "AWS_SECRET_ACCESS_KEY": "testing",
         "AWS_EC2_METADATA_DISABLED": "true",
-        # A call that moto lacks is answered by an error, which the provider would try again for minutes.
+        # moto answers unknown calls with an error, which the provider would retry for minutes.
         "AWS_MAX_ATTEMPTS": "2",
     }
     unwanted = ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_REGION", "AWS_DEFAULT_REGION")
@@ -62,7 +62,7 @@ def moto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def environment(moto: None) -> Iterator[Callable[..., Any]]:
-    """inventories/awstest with its cluster.yml; call it to change a field of it."""
+    """inventories/awstest; call the fixture to change fields of its cluster.yml."""
     folder = ROOT / "inventories" / ENV
     path = folder / "group_vars/all/cluster.yml"
 
@@ -98,7 +98,7 @@ def environment(moto: None) -> Iterator[Callable[..., Any]]:
 
 
 class Account:
-    """What the tests do with the environment, and what boto3 says is there."""
+    """The environment under test, and the account's resources as boto3 reports them."""
 
     def __init__(self) -> None:
         self.ec2 = boto3.client("ec2", region_name=REGION)
@@ -128,8 +128,8 @@ class Account:
     def vpcs(self) -> list[dict[str, Any]]:
         return self.ec2.describe_vpcs(Filters=[{"Name": "isDefault", "Values": ["false"]}])["Vpcs"]
 
-    def network_is_under_way(self) -> bool:
-        """The VPC is there and Terraform knows: it has gone on to the settings, for which it then waits 10 s."""
+    def network_is_being_created(self) -> bool:
+        """The VPC exists and is in Terraform's state: Terraform now waits 10 s for the VPC's DNS settings."""
         found = self.vpcs()
         if not found:
             return False

@@ -1,8 +1,8 @@
-"""AWS as a server on loopback: moto, and what it lacks of the calls that terraform/aws makes.
+"""AWS as a server on loopback: moto plus the calls of terraform/aws that moto lacks.
 
-    moto_server.py PORT_FILE      writes the port it listens on, and serves until it is ended
+    moto_server.py PORT_FILE      write the port to PORT_FILE and serve until terminated
 
-Added: placement groups, and a console that shows a host key as cloud-init prints it (made from the instance's id).
+Added: placement groups, and a console with a host key as cloud-init prints it (derived from the instance's id).
 """
 
 from __future__ import annotations
@@ -62,11 +62,11 @@ def delete_placement_group(self: EC2Response) -> EmptyResult:
     return EmptyResult()
 
 
-plain_run_instances = EC2Response.run_instances
+moto_run_instances = EC2Response.run_instances
 
 
 def run_instances(self: EC2Response) -> ActionResult:
-    result = plain_run_instances(self)
+    result = moto_run_instances(self)
     for instance in result.result.instances:
         instance.placement.group_name = self._get_param("Placement.GroupName") or ""
     return result

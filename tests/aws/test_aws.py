@@ -1,6 +1,6 @@
-"""terraform/aws applied by the real AWS provider to moto: what a user of an account would see, without the account.
+"""terraform/aws, applied by the real AWS provider to moto instead of an account.
 
-The tests of this file build on each other and run in order.
+The tests depend on each other and run in order.
 """
 
 from __future__ import annotations
@@ -37,27 +37,27 @@ def cluster(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
 
 
-def test_example_network_and_other_mistakes_are_named_before_anything_is_made(account, environment):
+def test_example_network_is_refused_before_anything_is_created(account, environment):
     environment(admin_cidrs=["203.0.113.0/24"])
     try:
         done = cluster("deploy")
     finally:
         environment(admin_cidrs=["192.168.7.0/24"])
     assert done.returncode == 2
-    assert "cluster.admin_cidrs: 203.0.113.0/24 is only an example" in done.stderr
+    assert "cluster.admin_cidrs: 203.0.113.0/24 is an example network" in done.stderr
     assert account.vpcs() == []
 
 
-def test_apply_that_is_interrupted_ends_in_order(account):
-    """Ctrl-C while the network is being made: what was made by then is in Terraform's state."""
+def test_interrupted_apply_records_what_it_created(account):
+    """Ctrl-C while the network is being created: the resources created so far are in Terraform's state."""
     process = subprocess.Popen(
         [sys.executable, "-c", APPLY], cwd=ROOT, start_new_session=True, stderr=subprocess.PIPE, text=True
     )
     try:
         deadline = time.monotonic() + 300
-        while not account.network_is_under_way():
+        while not account.network_is_being_created():
             assert process.poll() is None, process.stderr.read()
-            assert time.monotonic() < deadline, "the apply never got to the network"
+            assert time.monotonic() < deadline, "the apply never reached the network"
             time.sleep(0.1)
         os.killpg(process.pid, signal.SIGINT)
         process.wait(timeout=300)
@@ -70,7 +70,7 @@ def test_apply_that_is_interrupted_ends_in_order(account):
     assert "aws_vpc" in recorded
 
 
-def test_next_apply_completes_it(account):
+def test_next_apply_completes_the_interrupted_one(account):
     made = account.apply()
     assert set(made.nodes) == {"head", "w1"}
     assert set(account.instances()) == {"head", "w1"}
@@ -117,16 +117,16 @@ def test_disks_are_encrypted_and_metadata_needs_a_token(account):
     assert {one["MetadataOptions"]["HttpTokens"] for one in instances.values()} == {"required"}
 
 
-def test_everything_says_whose_it_is_and_until_when(account):
+def test_every_resource_has_owner_and_expiry_tags(account):
     expires = (State(ENV).dir / "expires").read_text()
     volumes = account.ec2.describe_volumes(Filters=[{"Name": "tag:HorovodCluster", "Values": [ENV]}])["Volumes"]
     assert len(volumes) == 2
-    for thing in (*account.instances().values(), *volumes, *account.vpcs(), account.group()):
-        tags = {tag["Key"]: tag["Value"] for tag in thing["Tags"]}
+    for resource in (*account.instances().values(), *volumes, *account.vpcs(), account.group()):
+        tags = {tag["Key"]: tag["Value"] for tag in resource["Tags"]}
         assert (tags["HorovodCluster"], tags["Owner"], tags["Expires"]) == (ENV, "you@example.org", expires)
 
 
-def test_workers_are_placed_together_and_the_bucket_is_closed_and_encrypted(account):
+def test_workers_share_a_placement_group_and_the_bucket_is_private_and_encrypted(account):
     assert account.instances()["w1"]["Placement"]["GroupName"] == ENV
     blocked = account.s3.get_public_access_block(Bucket="awstest-data")["PublicAccessBlockConfiguration"]
     assert all(blocked.values())
@@ -140,13 +140,13 @@ def test_host_keys_come_from_the_console(account):
     lines = State(ENV).known_hosts.read_text().splitlines()
     assert [line.split()[0] for line in lines] == [node.management_address for _, node in made.ordered()]
     assert all(line.split()[1] == "ssh-ed25519" for line in lines)
-    asked = []
-    account.provider().pin_host_keys(made, asked.append)
-    assert asked == []
+    progress = []
+    account.provider().pin_host_keys(made, progress.append)
+    assert progress == []
     assert State(ENV).known_hosts.read_text().splitlines() == lines
 
 
-def test_scaling_touches_only_the_difference(account):
+def test_scaling_changes_only_the_difference(account):
     two = account.identifiers()
     assert set(account.apply(4).nodes) == {"head", "w1", "w2", "w3"}
     four = account.identifiers()
@@ -173,12 +173,12 @@ def test_stopped_node_is_started(account):
     account.ec2.stop_instances(InstanceIds=[identifier])
     provider = account.provider(3)
     made = account.root(3).output()
-    assert provider.states(made)["w2"].state == "stopped"
+    assert provider.node_states(made)["w2"].state == "stopped"
     assert provider.repair(made, print) == []
-    assert provider.states(made)["w2"].state == "running"
+    assert provider.node_states(made)["w2"].state == "running"
 
 
-def test_cost_counts_what_runs(account, environment):
+def test_cost_counts_running_nodes(account, environment):
     found = json.loads(cluster("cost", "--json").stdout)
     assert {row["node"]: row["type"] for row in found["nodes"]} == {
         "head": "t3.medium",
@@ -187,7 +187,7 @@ def test_cost_counts_what_runs(account, environment):
     }
     parts = [row["usd_per_hour"] for row in found["nodes"]]
     assert found["usd_per_hour"] == pytest.approx(sum(parts))
-    # Instances by the hour, their disks and addresses on top.
+    # Instance prices plus those of disks and addresses.
     assert 0.0416 + 2 * 0.526 < found["usd_per_hour"] < 1.1 * (0.0416 + 2 * 0.526) + 0.1
     assert 0 < found["usd_so_far"] < found["usd_per_hour"]
     environment({"budget_usd": 1e-6})
@@ -196,10 +196,10 @@ def test_cost_counts_what_runs(account, environment):
     finally:
         environment({"budget_usd": 50})
     assert done.returncode == 1
-    assert f"over budget: make destroy ENV={ENV}" in done.stdout
+    assert f"over budget; to stop the cost: make destroy ENV={ENV}" in done.stdout
 
 
-def test_destroy_names_what_is_left_and_then_leaves_nothing(account):
+def test_destroy_names_leftovers_and_then_leaves_nothing(account):
     tags = [{"ResourceType": "volume", "Tags": [{"Key": "HorovodCluster", "Value": ENV}]}]
     forgotten = account.ec2.create_volume(AvailabilityZone="eu-west-1a", Size=8, TagSpecifications=tags)["VolumeId"]
     done = cluster("destroy")
@@ -218,7 +218,7 @@ def test_destroy_names_what_is_left_and_then_leaves_nothing(account):
     assert not Path(State(ENV).dir).exists()
 
 
-def test_bad_credentials_are_one_line(account, monkeypatch):
+def test_bad_credentials_give_a_one_line_error(account, monkeypatch):
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     done = cluster("deploy")
     assert done.returncode == 2

@@ -1,6 +1,6 @@
-"""Machines that exist, adopted: nodes that terraform/local booted and no role has configured play the machine room.
+"""Existing machines are adopted. Nodes of terraform/local that no role has configured serve as the machine room.
 
-The tests of this file build on each other and run in order; hosts and environments are removed at the end.
+The tests depend on each other and run in order; hosts and environments are removed at the end.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ROOM, ENV = "metalroom", "metal"
 NAMES = ("head", "w1", "w2")
 CLUSTER_FILE = ROOT / f"inventories/{ENV}/group_vars/all/cluster.yml"
 PINS = ROOT / f"inventories/{ENV}/known_hosts.txt"
-# Asking Terraform in this process leaves its settings in the environment; commands are to start without them.
+# Running Terraform in this process changes os.environ; commands must start without these changes.
 CLEAN = dict(os.environ)
 ADMIN = "10.85.0.1/32"
 STRANGER = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJ1xT0m0Y4sV2n0Q8nD6l5bq3VQkq0xqk0iJm3yqkq0x"
@@ -55,12 +55,12 @@ def on(node: str, command: str, ok: bool = True) -> str:
 
 
 def rules() -> dict[str, str]:
-    """What a deploy would touch first: the firewall's file and the rules in force."""
+    """What a deploy would change first: the firewall's file and its active rules."""
     return {name: on(name, "cat /etc/nftables.conf; nft list ruleset") for name in NAMES[:2]}
 
 
 def change(host: dict[str, Any] | None = None, metal: dict[str, Any] | None = None, **values: Any) -> None:
-    """Edit cluster.yml; host changes are for the last host of the cluster."""
+    """Edit cluster.yml; `host` changes the last host of the cluster."""
     content = yaml.safe_load(CLUSTER_FILE.read_text())
     content["cluster"] |= values
     content["cluster"]["baremetal"] |= metal or {}
@@ -68,15 +68,15 @@ def change(host: dict[str, Any] | None = None, metal: dict[str, Any] | None = No
     CLUSTER_FILE.write_text(yaml.safe_dump(content))
 
 
-def machine_room() -> None:
-    """Terraform's half of a local deploy, and none of Ansible's."""
+def boot_machine_room() -> None:
+    """A local deploy with Terraform but without Ansible."""
     state = State(ROOM)
     state.prepare()
     loaded = config.load(ROOM)
     provider = registry.provider(state, loaded)
-    provider.image(print)
+    provider.ensure_image(print)
     Root(state, loaded, provider).apply([])
-    # These hosts share two cores, which a real machine room's do not: ranks that wait must let others run.
+    # Unlike real machines, these hosts share two cores: waiting ranks must let others run.
     for name in NAMES:
         on(
             name,
@@ -103,7 +103,7 @@ def environments():
     room["cluster"] |= {"name": ROOM, "nodes": len(NAMES), "networks": networks, "admin_cidrs": [ADMIN]}
     path.write_text(yaml.safe_dump(room))
     try:
-        machine_room()
+        boot_machine_room()
         found = read_output(State(ROOM))
         hosts = [
             {
@@ -131,7 +131,7 @@ def environments():
             active_fabric="1g",
             # Containers cannot mount NFS.
             storage=room["cluster"]["storage"],
-            # What the image holds, so that nothing need be installed.
+            # The features of the image, so that nothing has to be installed.
             features=room["cluster"].get("features", {}),
         )
         yield
@@ -142,13 +142,13 @@ def environments():
         os.environ.update(CLEAN)
 
 
-def test_unknown_host_key_stops_a_deploy():
+def test_deploy_stops_without_pinned_host_keys():
     done = cluster("deploy", ok=False)
     assert done.returncode == 2
-    assert "no host key is known of head, w1; run `make adopt ENV=metal`" in done.stderr
+    assert "no pinned host key for head, w1; run `make adopt ENV=metal`" in done.stderr
 
 
-def test_keys_are_pinned_when_somebody_has_looked():
+def test_keys_are_pinned_only_after_confirmation():
     done = cluster("adopt", ok=False, answer="no\n")
     assert done.returncode == 1
     assert not PINS.exists()
@@ -157,11 +157,11 @@ def test_keys_are_pinned_when_somebody_has_looked():
         assert real in done.stdout
     cluster("adopt", answer="yes\n")
     assert len(PINS.read_text().splitlines()) == len(NAMES)
-    assert "pinned already" in cluster("adopt").stdout
+    assert "already pinned" in cluster("adopt").stdout
 
 
 @pytest.mark.parametrize(
-    ("host", "metal", "breaks", "mends", "code", "said"),
+    ("host", "metal", "damage", "undo", "code", "message"),
     [
         (
             {"address": "10.85.0.99", "host_key": STRANGER},
@@ -169,10 +169,10 @@ def test_keys_are_pinned_when_somebody_has_looked():
             "",
             "",
             3,
-            "host w2 (10.85.0.99): cannot be reached",
+            "host w2 (10.85.0.99): unreachable",
         ),
-        ({}, {"user": "horovod"}, "", "", 2, "user horovod may not log in"),
-        ({"host_key": STRANGER}, {}, "", "", 2, "host w2 (10.85.0.12): shows another host key"),
+        ({}, {"user": "horovod"}, "", "", 2, "user horovod cannot log in"),
+        ({"host_key": STRANGER}, {}, "", "", 2, "host w2 (10.85.0.12): its host key is not the pinned one"),
         (
             {},
             {},
@@ -180,7 +180,7 @@ def test_keys_are_pinned_when_somebody_has_looked():
             " sed -i 's/^ID=.*/ID=ubuntu/; s/^VERSION_CODENAME=.*/VERSION_CODENAME=jammy/' /etc/os-release",
             "ln -sf ../usr/lib/os-release /etc/os-release",
             2,
-            "host w2 (10.85.0.12): runs ubuntu jammy; the roles are made for Debian bookworm",
+            "host w2 (10.85.0.12): runs ubuntu jammy; the roles need Debian bookworm",
         ),
         (
             {},
@@ -188,39 +188,39 @@ def test_keys_are_pinned_when_somebody_has_looked():
             "mv /etc/sudoers.d/ops /root/ops.sudoers",
             "mv /root/ops.sudoers /etc/sudoers.d/ops",
             2,
-            "host w2 (10.85.0.12): user ops may not use sudo without a password",
+            "host w2 (10.85.0.12): user ops cannot use sudo without a password",
         ),
-        ({}, {}, "hostname other", "hostname w2", 2, "host w2 (10.85.0.12): calls itself other"),
+        ({}, {}, "hostname other", "hostname w2", 2, "host w2 (10.85.0.12): its hostname is other"),
         (
             {"fabric_addresses": {"1g": "10.85.1.77"}},
             {},
             "",
             "",
             2,
-            "host w2 (10.85.0.12): has no address 10.85.1.77 on fabric0",
+            "host w2 (10.85.0.12): fabric0 does not have the address 10.85.1.77",
         ),
     ],
     ids=["unreachable", "wrong user", "other key", "other system", "no sudo", "other name", "other address"],
 )
-def test_host_that_does_not_fit_is_named_before_anything_changes(host, metal, breaks, mends, code, said):
+def test_host_that_does_not_match_is_named_before_anything_changes(host, metal, damage, undo, code, message):
     before, written = rules(), CLUSTER_FILE.read_text()
     change(host, metal, nodes=3)
     try:
-        if breaks:
-            on("w2", breaks)
+        if damage:
+            on("w2", damage)
         done = cluster("deploy", ok=False)
     finally:
         CLUSTER_FILE.write_text(written)
-        if mends:
-            on("w2", mends)
+        if undo:
+            on("w2", undo)
     assert done.returncode == code, done.stderr
-    assert said in done.stderr
+    assert message in done.stderr
     assert done.stderr.count("\n") == 1
     assert rules() == before
     assert not State(ENV).tfstate.exists()
 
 
-def test_plan_shows_what_a_deploy_would_do_and_does_nothing():
+def test_plan_shows_what_a_deploy_would_change_and_changes_nothing():
     before = rules()
     text = cluster("plan").stdout
     assert "/etc/nftables.conf" in text
@@ -237,7 +237,7 @@ def test_deploy_on_existing_hosts_is_validated():
     assert on("head", "systemctl is-active firewall-rollback.timer", ok=False).strip() == "inactive"
 
 
-def test_inventory_is_the_contract_of_every_environment():
+def test_inventory_has_the_same_groups_as_that_of_a_local_cluster():
     made = json.loads(run(ROOT / f"inventories/{ENV}/terraform.py").stdout)
     found = parse(read_output(State(ENV)).model_dump())
     assert made["cluster"]["hosts"] == [name for name, _ in found.ordered()] == ["head", "w1"]
@@ -262,7 +262,7 @@ def test_rules_that_lock_us_out_are_rolled_back():
     assert "ansible changed 0 things" in cluster("deploy").stdout
 
 
-def test_bench_measures_them(tmp_path):
+def test_bench_measures_adopted_hosts(tmp_path):
     point = {"nodes": [2], "batches": [32], "fabrics": ["1g"], "engines": ["ddp"], "seconds": 10}
     path = tmp_path / "metal.yml"
     path.write_text(yaml.safe_dump(point))
@@ -273,7 +273,7 @@ def test_bench_measures_them(tmp_path):
     assert trial["images_per_second"]["median"] > 0
 
 
-def test_destroy_leaves_the_hosts_alone():
+def test_destroy_does_not_change_the_hosts():
     cluster("destroy")
     assert not State(ENV).dir.exists()
     for name in NAMES:

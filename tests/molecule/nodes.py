@@ -181,7 +181,7 @@ class Scenario:
             list(pool.map(lambda i: self.tool("create-node", self.spec(i)), range(len(self.platforms))))
 
     def destroy(self) -> None:
-        self.tool("sweep", {"cluster": self.cluster.name})
+        self.tool("remove-leftovers", {"cluster": self.cluster.name})
         self.state.known_hosts.unlink(missing_ok=True)
 
     def restart(self, node: str) -> None:

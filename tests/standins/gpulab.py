@@ -1,7 +1,7 @@
-"""A stand-in for GPULab: an HTTPS server that speaks the v4 calls gpulab-cli makes, and runs jobs here.
+"""A stand-in for GPULab: an HTTPS server with the v4 calls that gpulab-cli makes. Jobs run on this machine.
 
-How jobs fare is scripted per server (Script). A job that runs is a process: `run` gets its definition and returns a
-Popen; where `run` is None, jobs run for as long as the script says and leave the script's log.
+Script says which jobs fail and how. A running job is a process: `run` gets the job and returns a Popen. If `run` is
+None, jobs run for the script's run_seconds and have the script's log.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ subjectAltName=URI:{user},email:tester@example.org,IP:127.0.0.1
 
 
 def make_pem(path: Path, days: int = 1, password: str | None = None) -> Path:
-    """A login certificate as the account portal gives (key and certificate with the user's URN), but self-signed."""
+    """A login certificate like those of the account portal (key, certificate, the user's URN), but self-signed."""
     begin, end = (datetime.now(UTC) + timedelta(days=n) for n in (-30, days))
     with tempfile.TemporaryDirectory() as tmp:
         folder = Path(tmp)
@@ -52,7 +52,7 @@ def make_pem(path: Path, days: int = 1, password: str | None = None) -> Path:
         for argv in (
             "genrsa -out key 2048",
             "req -new -key key -config ca.cnf -out request",
-            # `ca` takes dates outright, which a certificate that has expired needs.
+            # `ca` accepts any dates; an expired certificate needs that.
             "ca -batch -selfsign -config ca.cnf -extensions ext -keyfile key -notext -in request -out certificate "
             f"-startdate {begin:%y%m%d%H%M%SZ} -enddate {end:%y%m%d%H%M%SZ}",
         ):
@@ -68,7 +68,7 @@ def make_pem(path: Path, days: int = 1, password: str | None = None) -> Path:
 
 @dataclass
 class Script:
-    """What goes wrong, if anything. Numbers are a job's place in the order of submission."""
+    """Failures to simulate. Numbers are job numbers in the order of submission."""
 
     fail_in_queue: int | None = None
     halt: int | None = None
@@ -76,13 +76,13 @@ class Script:
     crash: int | None = None
     submit_status: int = 200
     submit_error_from: int = 0
-    broken_polls: int = 0  # answers of 500 to questions about a job
+    broken_polls: int = 0  # number of polls to answer with 500
     run_seconds: float = 0.5
     log: str = "hello from the job\n"
 
 
 @dataclass
-class Job:
+class SimulatedJob:
     number: int
     id: str
     definition: dict[str, Any]
@@ -92,36 +92,36 @@ class Job:
     started: float | None = None
 
 
-class Gpulab:
+class GpulabServer:
     def __init__(
         self,
         pem: Path,
         script: Script,
-        run: Callable[[Job], subprocess.Popen[str]] | None = None,
+        run: Callable[[SimulatedJob], subprocess.Popen[str]] | None = None,
         password: str | None = None,
     ) -> None:
         self.script, self.run = script, run
-        self.jobs: dict[str, Job] = {}
+        self.jobs: dict[str, SimulatedJob] = {}
         self.calls: list[str] = []
         self.lock = threading.Lock()
-        handler = type("Bound", (Handler,), {"lab": self})
+        handler = type("Bound", (Handler,), {"gpulab": self})
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(pem, password=password)
-        # Only who holds the login certificate is served, as on the real one.
+        # Like the real server, accept only clients with the login certificate.
         context.verify_mode = ssl.CERT_REQUIRED
         context.load_verify_locations(pem)
-        # Shaking hands is left to each connection's own thread: one that stalls must not hold up the others.
+        # The TLS handshake runs in each connection's own thread, so that a slow client does not block the others.
         self.server.socket = context.wrap_socket(self.server.socket, server_side=True, do_handshake_on_connect=False)
         self.thread = threading.Thread(target=self.server.serve_forever, daemon=True)
         self.environment = {
             "GPULAB_API_BASE": f"https://127.0.0.1:{self.server.server_port}/api/",
             "GPULAB_SERVER_CERT": str(pem),
-            # Where a site sets this, it goes before what the CLI was told.
+            # This variable overrides the CLI's own setting, and some sites set it.
             "REQUESTS_CA_BUNDLE": str(pem),
         }
 
-    def __enter__(self) -> Gpulab:
+    def __enter__(self) -> GpulabServer:
         self.thread.start()
         return self
 
@@ -132,17 +132,17 @@ class Gpulab:
         self.server.server_close()
 
     @property
-    def alive(self) -> list[Job]:
+    def alive(self) -> list[SimulatedJob]:
         over = ("FINISHED", "FAILED", "CANCELLED", "HALTED", "DELETED")
         return [job for job in self.jobs.values() if job.status not in over]
 
-    def submit(self, definition: dict[str, Any], hold: bool) -> Job:
+    def submit(self, definition: dict[str, Any], hold: bool) -> SimulatedJob:
         with self.lock:
-            job = Job(len(self.jobs), str(uuid.uuid4()), definition, "ONHOLD" if hold else "QUEUED")
+            job = SimulatedJob(len(self.jobs), str(uuid.uuid4()), definition, "ONHOLD" if hold else "QUEUED")
             self.jobs[job.id] = job
         return job
 
-    def release(self, job: Job) -> None:
+    def release(self, job: SimulatedJob) -> None:
         job.status = "QUEUED"
         script = self.script
         if script.never_start == job.number:
@@ -155,19 +155,19 @@ class Gpulab:
         job.status = "RUNNING"
         if self.run:
             job.process = self.run(job)
-            threading.Thread(target=self.pump, args=(job,), daemon=True).start()
+            threading.Thread(target=self.collect_log, args=(job,), daemon=True).start()
         else:
             job.log = script.log
 
-    def pump(self, job: Job) -> None:
+    def collect_log(self, job: SimulatedJob) -> None:
         for line in job.process.stdout or ():
             job.log += line
         code = job.process.wait()
         if job.status == "RUNNING":
             job.status = "FAILED" if code else "FINISHED"
 
-    def look(self, job: Job) -> None:
-        """Let time pass for a job without a process."""
+    def advance(self, job: SimulatedJob) -> None:
+        """Update the status of a job without a process."""
         if job.status == "RUNNING" and job.process is None:
             if self.script.halt == job.number:
                 job.status = "MUSTHALT"
@@ -176,7 +176,7 @@ class Gpulab:
                 job.status = "FAILED" if crashed else "FINISHED"
                 job.log += "Traceback ...\nValueError: boom\n" if crashed else ""
 
-    def end(self, job: Job, status: str) -> None:
+    def end(self, job: SimulatedJob, status: str) -> None:
         if job in self.alive:
             job.status = status
         if job.process and job.process.poll() is None:
@@ -188,7 +188,7 @@ class Gpulab:
 
 
 class Handler(BaseHTTPRequestHandler):
-    lab: Gpulab
+    gpulab: GpulabServer
     protocol_version = "HTTP/1.1"
 
     def log_message(self, *_: object) -> None: ...
@@ -207,31 +207,31 @@ class Handler(BaseHTTPRequestHandler):
         except (ConnectionError, ssl.SSLError):
             self.close_connection = True
 
-    def job(self) -> Job | None:
+    def job(self) -> SimulatedJob | None:
         match = re.search(r"/jobs/([0-9a-f-]{36})", self.path)
-        return self.lab.jobs.get(match[1]) if match else None
+        return self.gpulab.jobs.get(match[1]) if match else None
 
     def body(self) -> str:
         return self.rfile.read(int(self.headers.get("Content-Length", 0))).decode()
 
     def do_POST(self) -> None:
-        content, script = self.body(), self.lab.script
-        self.lab.calls.append(f"POST {self.path}")
-        if script.submit_status != 200 and len(self.lab.jobs) >= script.submit_error_from:
+        content, script = self.body(), self.gpulab.script
+        self.gpulab.calls.append(f"POST {self.path}")
+        if script.submit_status != 200 and len(self.gpulab.jobs) >= script.submit_error_from:
             self.answer(script.submit_status, "refused by the script")
             return
-        self.answer(200, self.lab.submit(json.loads(content), "hold=true" in self.path).id)
+        self.answer(200, self.gpulab.submit(json.loads(content), "hold=true" in self.path).id)
 
     def do_PUT(self) -> None:
         status, job = self.body(), self.job()
-        self.lab.calls.append(f"PUT {status}")
+        self.gpulab.calls.append(f"PUT {status}")
         if job is None:
             self.answer(404, "no such job")
             return
         if status == "QUEUED":
-            self.lab.release(job)
+            self.gpulab.release(job)
         else:
-            self.lab.end(job, status)
+            self.gpulab.end(job, status)
         self.answer(200, "")
 
     def do_GET(self) -> None:
@@ -239,20 +239,20 @@ class Handler(BaseHTTPRequestHandler):
         if self.path.split("?")[0].endswith("/version"):
             self.answer(200, json.dumps({"latest_client_version": "3.11.12"}), "application/json")
         elif self.path.split("?")[0].endswith("/jobs"):
-            items = [self.described(job) for job in self.lab.jobs.values()]
+            items = [self.describe(job) for job in self.gpulab.jobs.values()]
             self.answer(200, json.dumps({"items": items}), "application/json")
         elif job is None:
             self.answer(404, "no such job")
         elif self.path.endswith("/log"):
             self.answer(200 if job.log else 204, job.log)
-        elif self.lab.script.broken_polls:
-            self.lab.script.broken_polls -= 1
+        elif self.gpulab.script.broken_polls:
+            self.gpulab.script.broken_polls -= 1
             self.answer(500, "the script broke it")
         else:
-            self.lab.look(job)
-            self.answer(200, json.dumps(self.described(job)), "application/json")
+            self.gpulab.advance(job)
+            self.answer(200, json.dumps(self.describe(job)), "application/json")
 
-    def described(self, job: Job) -> dict[str, Any]:
+    def describe(self, job: SimulatedJob) -> dict[str, Any]:
         now = datetime.now(UTC).isoformat(timespec="seconds")
         owner = {"projectUrn": job.definition["owner"]["projectUrn"], "userUrn": USER}
         request = json.loads(json.dumps(job.definition["request"]))

@@ -1,7 +1,7 @@
-"""A stand-in for the Virtual Wall's two commands: `java -jar ... --action FILE` (jFed) and `slices`.
+"""A stand-in for the two commands of the Virtual Wall: `java -jar ... --action FILE` (jFed) and `slices`.
 
-Requests are checked as the testbed would; nodes are containers on this machine, booted from the node image. What goes
-wrong is scripted in $STANDIN_DIR/script.json. Made into commands by install().
+It checks requests as the testbed would. Nodes are containers on this machine, booted from the node image.
+$STANDIN_DIR/script.json says which steps fail. install() writes the commands.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ GENI = "{http://www.geni.net/resources/rspec/3}"
 
 
 def install(folder: Path, image: str, public_key: Path) -> dict[str, str]:
-    """Write the two commands into folder/bin; return what their callers need in the environment."""
+    """Write the two commands into folder/bin; return the environment variables that callers need."""
     commands = folder / "bin"
     commands.mkdir(parents=True)
     (folder / "id_ed25519.pub").write_text(public_key.read_text())
@@ -47,7 +47,7 @@ class Wall:
         script = self.folder / "script.json"
         self.script: dict[str, Any] = json.loads(script.read_text()) if script.exists() else {}
 
-    def note(self, text: str) -> None:
+    def record_call(self, text: str) -> None:
         with (self.folder / "calls").open("a") as file:
             file.write(text + "\n")
 
@@ -59,8 +59,8 @@ class Wall:
             raise SystemExit(f"Error: {done.stderr.strip()}")
 
     def boot(self, name: str, nodes: dict[str, str], subnet: str) -> dict[str, str]:
-        """Nodes with an address in the LAN; return their control addresses."""
-        self.node_tool("sweep", cluster=name)
+        """Create nodes with an address in the LAN; return their control addresses."""
+        self.node_tool("remove-leftovers", cluster=name)
         for kind, cidr in (("management", str(CONTROL)), ("fabric", subnet)):
             values = {"name": f"{name}-{kind}", "subnet": cidr, "internal": kind == "fabric"}
             self.node_tool("create-network", cluster=name, **values)
@@ -80,20 +80,20 @@ class Wall:
 
         with ThreadPoolExecutor(2) as pool:
             list(pool.map(create, nodes))
-        # These machines share cores, which bare metal does not: an MPI rank that waits must let others run.
+        # Unlike bare metal, these nodes share cores: a waiting MPI rank must let others run.
         for node in nodes:
             setting = "mkdir -p ~horovod/.openmpi && echo mpi_yield_when_idle=1 > ~horovod/.openmpi/mca-params.conf"
             subprocess.run(["podman", "exec", f"{name}-{node}", "bash", "-c", setting], check=True)
-        # Machines of one type do not always call their cards the same.
-        if odd := self.script.get("other_name"):
-            namespace = ("podman", "exec", f"{name}-{odd}", "ip", "link", "set")
+        # Interfaces of equal machines do not always have the same name.
+        if node := self.script.get("other_name"):
+            ip_link = ("podman", "exec", f"{name}-{node}", "ip", "link", "set")
             for words in (("fabric0", "down"), ("fabric0", "name", "eno7"), ("eno7", "up")):
-                subprocess.run([*namespace, *words], check=True)
+                subprocess.run([*ip_link, *words], check=True)
         return control
 
-    def sweep(self, name: str) -> None:
-        self.note(f"deleted {name}")
-        self.node_tool("sweep", cluster=name)
+    def delete(self, name: str) -> None:
+        self.record_call(f"deleted {name}")
+        self.node_tool("remove-leftovers", cluster=name)
 
     def fail_if_scripted(self, step: str) -> None:
         if message := self.script.get(step):
@@ -116,7 +116,7 @@ def java(wall: Wall, argv: list[str]) -> None:
     expect(argv[0] == "-jar" and Path(argv[1]).is_file(), "Unable to access jarfile")
     expect(argv[2] == "--action", "usage: --action FILE")
     file = Path(argv[3])
-    expect(file.stat().st_mode & 0o077 == 0, "the action file holds a password and can be read by others")
+    expect(file.stat().st_mode & 0o077 == 0, "the action file contains a password and can be read by others")
     action = yaml.safe_load(file.read_text())
     user = action["user"]
     secret = ["-passin", f"pass:{user['password']}"] if "password" in user else ["-passin", "pass:"]
@@ -124,15 +124,15 @@ def java(wall: Wall, argv: list[str]) -> None:
         ["openssl", "pkey", "-noout", "-in", user["pem"][0], *secret], capture_output=True, check=False
     )
     expect(unlocked.returncode == 0, "wrong password for login PEM")
-    # As the real tool does in its debug output.
+    # The real tool prints this in its debug output.
     print(f"user: {user}")
     holder = action["experiment"]["slice"] if action["action"] == "RUN" else action["slice"]
     expect(holder["project"] == "horovod", f"user is not a member of project {holder['project']}")
     name = holder["sliceName"]
-    wall.note(f"{action['action']} {name}")
+    wall.record_call(f"{action['action']} {name}")
     if action["action"] == "DELETE":
         wall.fail_if_scripted("delete")
-        wall.sweep(name)
+        wall.delete(name)
         return
     if action["action"] == "RENEW":
         expect(holder["expireTimeMin"] > 0, "expireTimeMin")
@@ -170,7 +170,7 @@ def slices(wall: Wall, argv: list[str]) -> None:
             options[word] = next(rest)
         else:
             words.append(word)
-    wall.note(" ".join(words[:2]))
+    wall.record_call(" ".join(words[:2]))
     command = tuple(words[:2])
     if command == ("project", "use"):
         wall.fail_if_scripted("credentials")
@@ -206,7 +206,7 @@ def slices(wall: Wall, argv: list[str]) -> None:
     elif command == ("experiment", "delete"):
         expect("--force" in options, "add --force")
         expect((wall.folder / f"experiment-{words[2]}").exists(), "experiment not found")
-        wall.sweep(words[2])
+        wall.delete(words[2])
         (wall.folder / f"experiment-{words[2]}").unlink()
     else:
         raise SystemExit(f"Error: no such command: {words}")

@@ -1,4 +1,4 @@
-"""The stand-ins are beside the tests, not in the package."""
+"""Make tests/standins importable."""
 
 import sys
 from pathlib import Path

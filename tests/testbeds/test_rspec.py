@@ -1,6 +1,6 @@
-"""The request RSpec: as agreed (golden files), and every way to get it wrong is found before the testbed sees it.
+"""Request RSpecs equal the golden files, and wrong requests are refused before the testbed sees them.
 
-UPDATE_GOLDEN=1 pytest tests/testbeds/test_rspec.py writes the golden files anew.
+UPDATE_GOLDEN=1 pytest tests/testbeds/test_rspec.py rewrites the golden files.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def request(count: int, *rates: int) -> rspec.Request:
 
 
 @pytest.mark.parametrize(("count", "rate"), [(2, 1), (2, 10), (10, 1), (10, 10)])
-def test_request_is_the_golden_one(count: int, rate: int) -> None:
+def test_request_equals_the_golden_file(count: int, rate: int) -> None:
     text = rspec.render(request(count, rate))
     golden = GOLDEN / f"{count}-nodes-{rate}g.rspec"
     if os.environ.get("UPDATE_GOLDEN"):
@@ -60,7 +60,7 @@ WRONG = {
     "not all properties have the same capacity": ('capacity="1000000"', 'capacity="2000000"'),
     "'192.168.1.10' is used more than once": ("192.168.1.11", "192.168.1.10"),
     "'head' is used more than once": ('client_id="w1"', 'client_id="head"'),
-    "is no node's interface": ('<interface_ref client_id="w1:1g"', '<interface_ref client_id="w9:1g"'),
+    "is not an interface of a node": ('<interface_ref client_id="w1:1g"', '<interface_ref client_id="w9:1g"'),
     "not in one subnet": ("192.168.1.11", "192.168.7.11"),
     "0 properties from head:1g to w1:1g": (
         'source_id="head:1g" dest_id="w1:1g"',
@@ -72,13 +72,13 @@ WRONG = {
     ),
     "colour: unknown attribute": ('type="request"', 'type="request" colour="red"'),
     "not XML": ("</rspec>", ""),
-    "not allowed there": ("<link_type", "<stitching /><link_type"),
+    "not allowed here": ("<link_type", "<stitching /><link_type"),
     "does not appear to be an IPv4": ("192.168.1.11", "192.168.1.999"),
 }
 
 
 @pytest.mark.parametrize("message", WRONG)
-def test_wrong_request_is_refused_with_its_place(message: str) -> None:
+def test_wrong_request_is_refused_and_the_element_is_named(message: str) -> None:
     old, new = WRONG[message]
     text = rspec.render(request(2, 1))
     assert old in text

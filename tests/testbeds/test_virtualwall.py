@@ -1,14 +1,12 @@
-"""ENV=virtualwall from request to a measured sweep: unmodified commands of ours, stand-ins for the testbed's.
+"""ENV=virtualwall from request to a measured sweep: our unmodified commands, and stand-ins for those of the testbed.
 
-Nodes are containers from the node image, so Ansible, MPI and Horovod really run. Everything is removed at the end
-whatever happened.
+Nodes are containers from the node image, so Ansible, MPI and Horovod really run. The fixture removes everything at the
+end, after a failure too.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import signal
 import subprocess
 import time
@@ -18,29 +16,25 @@ from typing import Any
 
 import pytest
 import yaml
+from environment import BIN, Environment
 from standins import gpulab as pems
 from standins import virtualwall as standin
 
 from cluster import image
 from cluster.core import config
 from cluster.core.errors import InfraError
-from cluster.core.state import State
 from cluster.providers.virtualwall import experiment
 
-ROOT = Path(__file__).resolve().parents[2]
-BIN = ROOT / ".venv/bin"
 ENV = "tbvwall"
 PASSWORD = "correct-horse-battery"
 pytestmark = pytest.mark.timeout(900)
 
 
-class Wall:
-    """One environment on the stand-in."""
+class Wall(Environment):
+    """The environment on the stand-in."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.state = State(ENV)
-        self.inventory = ROOT / "inventories" / ENV
+        super().__init__(ENV, "virtualwall", folder)
         self.pem = pems.make_pem(folder / "login.pem", password=PASSWORD)
         (folder / "password").write_text(PASSWORD)
         (folder / "password").chmod(0o600)
@@ -48,43 +42,32 @@ class Wall:
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", folder / "user_key"], check=True)
         self.state.prepare()
         built = image.ensure(self.state, config.load("local"), print)
-        self.environment = {**os.environ, **standin.install(folder / "wall", built, folder / "user_key.pub")}
+        self.variables |= standin.install(folder / "wall", built, folder / "user_key.pub")
         self.calls = folder / "wall/calls"
 
     def configure(self, backend: str = "jfed", **changes: Any) -> None:
-        shutil.rmtree(self.inventory, ignore_errors=True)
-        shutil.copytree(ROOT / "inventories/virtualwall", self.inventory, symlinks=True)
-        path = self.inventory / "group_vars/all/cluster.yml"
-        content = yaml.safe_load(path.read_text())["cluster"]
-        content |= {
-            **{"name": ENV, "nodes": 2, "admin_cidrs": ["10.86.0.1/32"], "active_fabric": "1g", "gpus_per_node": 0},
-            # The same roles as the local cluster: its image is there and holds them.
-            "features": config.load("local").features.model_dump(),
-            "storage": config.load("local").storage.model_dump(),
-            # The stand-in's LAN has no rate of its own, so the nodes keep it.
-            **{"gpu_model": "none", "fabrics": {"1g": {"rate_gbps": 1, "transport": "tcp", "shaped": True}}},
-        }
-        content["virtualwall"] |= {
+        local = config.load("local")
+        section = {
             **{"backend": backend, "project": "horovod", "lans": {"1g": "10.86.1.0/24"}},
             **{"ssh_key": str(self.folder / "user_key"), "pem": str(self.pem), "ready_minutes": 1, "hours": 2},
             **{"password_file": str(self.folder / "password"), "jar": str(self.folder / "experimenter-cli2.jar")},
             **{"site": "be-gent1-bi-baremetal1", **changes},
         }
-        path.write_text(yaml.safe_dump({"cluster": content}))
+        self.write_cluster_file(
+            section,
+            admin_cidrs=["10.86.0.1/32"],
+            # The same roles as the local cluster: they are in the node image.
+            features=local.features.model_dump(),
+            storage=local.storage.model_dump(),
+            # The stand-in's LAN has no rate limit, so the nodes limit it themselves.
+            fabrics={"1g": {"rate_gbps": 1, "transport": "tcp", "shaped": True}},
+            active_fabric="1g",
+            gpus_per_node=0,
+            gpu_model="none",
+        )
 
     def script(self, **values: str) -> None:
         (self.folder / "wall/script.json").write_text(json.dumps(values))
-
-    def run(self, *words: str | Path, ok: bool = True) -> subprocess.CompletedProcess[str]:
-        done = subprocess.run(
-            [str(word) for word in words], cwd=ROOT, env=self.environment, capture_output=True, text=True, timeout=600
-        )
-        if ok:
-            assert done.returncode == 0, f"{words}\n{done.stdout}\n{done.stderr}"
-        return done
-
-    def cluster(self, *words: str, ok: bool = True) -> subprocess.CompletedProcess[str]:
-        return self.run(BIN / "cluster", "--env", ENV, *words, ok=ok)
 
     def containers(self) -> list[str]:
         label = f"--filter=label=horovod-cluster={ENV}"
@@ -98,21 +81,15 @@ class Wall:
 @pytest.fixture(scope="module")
 def wall(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Wall]:
     found = Wall(tmp_path_factory.mktemp("vwall"))
-
-    def remove() -> None:
-        found.script()
-        if found.inventory.exists():
-            found.cluster("destroy", ok=False)
-        spec = {**found.environment, "INPUT": json.dumps({"cluster": ENV})}
-        subprocess.run([BIN / "python", "-m", standin.NODE_TOOL, "sweep"], env=spec, check=False)
-        for folder in (found.inventory, found.state.dir, ROOT / "results" / ENV):
-            shutil.rmtree(folder, ignore_errors=True)
-        (ROOT / ".state" / f"{ENV}.lock").unlink(missing_ok=True)
-
     try:
         yield found
     finally:
-        remove()
+        found.script()
+        if found.inventory.exists():
+            found.cluster("destroy", ok=False)
+        spec = json.dumps({"cluster": ENV})
+        found.run(BIN / "python", "-m", standin.NODE_TOOL, "remove-leftovers", ok=False, INPUT=spec)
+        found.remove_files()
 
 
 FAILURES = {
@@ -125,7 +102,7 @@ FAILURES = {
 
 
 @pytest.mark.parametrize("case", FAILURES)
-def test_failure_ends_in_one_line_and_leaves_nothing(wall: Wall, case: str) -> None:
+def test_failure_gives_a_one_line_error_and_leaves_nothing(wall: Wall, case: str) -> None:
     script, changes, code, message = FAILURES[case]
     wall.configure("slices" if case.startswith("slices") else "jfed", **changes)
     wall.script(**script)
@@ -136,7 +113,7 @@ def test_failure_ends_in_one_line_and_leaves_nothing(wall: Wall, case: str) -> N
     wall.assert_nothing_left()
 
 
-def test_project_that_refuses_both_create_and_delete_is_cleared_once_it_is_corrected(wall: Wall) -> None:
+def test_destroy_works_once_a_wrong_project_is_corrected(wall: Wall) -> None:
     wall.configure(project="other")
     wall.script()
     done = wall.cluster("deploy", ok=False)
@@ -148,7 +125,7 @@ def test_project_that_refuses_both_create_and_delete_is_cleared_once_it_is_corre
     wall.assert_nothing_left()
 
 
-def test_expired_certificate_is_found_before_the_testbed_is_asked(wall: Wall) -> None:
+def test_expired_certificate_is_found_before_the_testbed_is_called(wall: Wall) -> None:
     old = pems.make_pem(wall.folder / "old.pem", days=-1)
     wall.configure(pem=str(old))
     wall.script()
@@ -159,14 +136,12 @@ def test_expired_certificate_is_found_before_the_testbed_is_asked(wall: Wall) ->
     assert not wall.calls.exists()
 
 
-def test_destroy_after_a_kill_during_create_gives_nodes_back(wall: Wall) -> None:
+def test_destroy_after_a_kill_during_create_releases_the_nodes(wall: Wall) -> None:
     wall.configure()
     wall.script(ready="wait")
     waiting = wall.folder / "wall/waiting"
     waiting.unlink(missing_ok=True)
-    process = subprocess.Popen(
-        [BIN / "cluster", "--env", ENV, "deploy"], cwd=ROOT, env=wall.environment, stdout=subprocess.DEVNULL
-    )
+    process = wall.start(BIN / "cluster", "--env", ENV, "deploy")
     deadline = time.monotonic() + 240
     while not waiting.exists() and time.monotonic() < deadline:
         assert process.poll() is None
@@ -180,7 +155,7 @@ def test_destroy_after_a_kill_during_create_gives_nodes_back(wall: Wall) -> None
     assert not wall.state.dir.exists()
 
 
-def test_deploy_configures_and_validates_nodes_whose_cards_have_different_names(wall: Wall) -> None:
+def test_deploy_renames_interfaces_whose_names_differ(wall: Wall) -> None:
     wall.configure()
     wall.script(other_name="w1")
     wall.cluster("deploy")
@@ -191,7 +166,7 @@ def test_deploy_configures_and_validates_nodes_whose_cards_have_different_names(
     assert contract["cluster"]["vars"]["ansible_user"] == "ops"
 
 
-def test_status_shows_when_it_ends_and_renew_moves_that(wall: Wall) -> None:
+def test_status_shows_the_expiry_and_renew_extends_it(wall: Wall) -> None:
     before = wall.cluster("status").stdout
     assert "expires" in before
     record = wall.state.dir / "experiment.json"
@@ -210,7 +185,7 @@ def test_bench_runs_on_both_nodes(wall: Wall) -> None:
         )
     )
     wall.run(BIN / "bench", "sweep", "--env", ENV, "--plan", plan, "--no-check")
-    (line,) = (ROOT / "results" / ENV / "two/trials.jsonl").read_text().splitlines()
+    (line,) = (wall.results / "two/trials.jsonl").read_text().splitlines()
     trial = json.loads(line)
     assert trial["status"] == "ok", trial["error"]
     assert trial["traffic"]["interface"] == "fabric0"
@@ -219,47 +194,47 @@ def test_bench_runs_on_both_nodes(wall: Wall) -> None:
 
 def test_no_secret_in_state_logs_or_results(wall: Wall) -> None:
     key = wall.pem.read_text().split("PRIVATE KEY-----")[1].strip().splitlines()[3]
-    looked = 0
-    for folder in (wall.state.dir, ROOT / "results" / ENV):
+    checked = 0
+    for folder in (wall.state.dir, wall.results):
         for path in folder.rglob("*"):
             if path.is_file():
                 text = path.read_text(errors="replace")
                 assert PASSWORD not in text, path
                 assert key not in text, path
-                looked += 1
-    assert looked > 5
+                checked += 1
+    assert checked > 5
     assert "password" in (wall.state.dir / "logs/jfed.log").read_text()
 
 
-def test_destroy_gives_everything_back(wall: Wall) -> None:
+def test_destroy_releases_everything(wall: Wall) -> None:
     wall.script()
     wall.cluster("destroy")
     wall.assert_nothing_left()
     assert not wall.state.dir.exists()
 
 
-def test_slices_makes_and_deletes_the_same_nodes(wall: Wall, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slices_creates_and_deletes_the_same_nodes(wall: Wall, monkeypatch: pytest.MonkeyPatch) -> None:
     wall.configure("slices")
-    for name, value in {**wall.environment, **wall.state.environment()}.items():
+    for name, value in {**wall.variables, **wall.state.environment()}.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setenv("PATH", wall.environment["PATH"])
+    monkeypatch.setenv("PATH", wall.variables["PATH"])
     wall.state.prepare()
     content = yaml.safe_load(config.cluster_file(ENV).read_text())["cluster"]
     addresses = {"head": "10.86.1.10", "w1": "10.86.1.11"}
     nodes = {name: {"index": i, "addresses": {"1g": address}} for i, (name, address) in enumerate(addresses.items())}
     value = {"name": ENV, "settings": content["virtualwall"], "nodes": nodes, "fabrics": content["fabrics"]}
-    made, request = experiment.from_input({**value, "state_dir": str(wall.state.dir)})
+    created, request = experiment.from_input({**value, "state_dir": str(wall.state.dir)})
 
     wall.script(never_up="w1")
-    made.tool.settings = made.settings.model_copy(update={"ready_minutes": 0.05})
+    created.control_plane.section = created.section.model_copy(update={"ready_minutes": 0.05})
     with pytest.raises(InfraError, match="no login for w1"):
-        made.create(request)
+        created.create(request)
     wall.assert_nothing_left()
 
     wall.script()
-    made.create(request)
+    created.create(request)
     found = json.loads((wall.state.dir / "nodes.json").read_text())
     assert found["addresses"] == {"head": "10.86.0.10", "w1": "10.86.0.11"}
     assert found["interfaces"] == {"1g": "fabric0"}
-    made.delete()
+    created.delete()
     wall.assert_nothing_left()

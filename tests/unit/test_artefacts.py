@@ -1,4 +1,4 @@
-"""The list for sites without internet: complete, and with the versions that are really used."""
+"""The list for sites without internet access is complete and has the versions in use."""
 
 import json
 import re
@@ -14,7 +14,7 @@ from cluster.core import config
 
 @pytest.fixture
 def rows(capsys, monkeypatch):
-    # Without a node image, as on a machine that never deployed.
+    # Without a node image, as on a machine before its first deploy.
     monkeypatch.setattr(artefacts.image, "exists", lambda *_: False)
     assert cli.main(["artefacts", "--json"]) == 0
     return json.loads(capsys.readouterr().out)
@@ -30,18 +30,18 @@ def test_every_locked_package_is_listed_with_its_checksums(rows):
     assert all(row["checksums"] for row in wheels)
 
 
-def test_horovods_source_has_the_checksum_that_is_enforced(rows):
+def test_horovod_source_has_the_enforced_checksum(rows):
     pinned = config.versions()
     found = next(row for row in rows if row["kind"] == "file" and row["name"] == "horovod")
     assert (found["version"], found["checksums"]) == (pinned["horovod"], [f"sha256:{pinned['horovod_sha256']}"])
 
 
-def test_debian_packages_of_base_roles_and_setup_are_there(rows):
+def test_debian_packages_of_base_roles_and_setup_are_listed(rows):
     names = {row["name"] for row in rows if row["kind"] == "package"}
     assert {"systemd", "libopenmpi-dev", "nftables", "iperf3", "podman", "mmdebstrap"} <= names
 
 
-def test_roles_that_are_off_are_left_out(rows, capsys, monkeypatch):
+def test_disabled_roles_are_left_out(rows, capsys, monkeypatch):
     assert "nginx" in {row["name"] for row in rows}
     load = config.load
     off = {"features": load("local").features.model_copy(update={"data": False})}
@@ -59,7 +59,7 @@ def test_packages_in_blocks_and_behind_variables_are_found():
     assert "hwloc-nox" in artefacts.debian_names("common")
 
 
-def test_images_and_drivers_of_nvidia_are_there(rows):
+def test_images_and_drivers_of_nvidia_are_listed(rows):
     pinned = config.versions()
     (image,) = [row for row in rows if row["kind"] == "image"]
     assert f"{image['name']}:{image['version']}" == pinned["dcgm_exporter"]

@@ -1,4 +1,4 @@
-"""AWS without an account: what its section of cluster.yml may say, prices, and host keys on a console."""
+"""The aws provider without an account: its section of cluster.yml, prices, and host keys on a console."""
 
 from pathlib import Path
 
@@ -32,7 +32,7 @@ def test_shipped_file_is_valid(load):
 
 
 @pytest.mark.parametrize(
-    ("aws", "changes", "named"),
+    ("aws", "changes", "message"),
     [
         ({"instance_type": "g99.huge"}, {}, "cluster.aws.instance_type"),
         ({"region": "Ireland"}, {}, "cluster.aws.region"),
@@ -44,14 +44,14 @@ def test_shipped_file_is_valid(load):
         ({}, {"admin_cidrs": ["0.0.0.0/1", "128.0.0.0/1"]}, "admin_cidrs: 0.0.0.0/1 opens SSH to the world"),
     ],
 )
-def test_wrong_field_is_named_in_one_line(load, aws, changes, named):
+def test_wrong_field_is_named_in_one_line(load, aws, changes, message):
     with pytest.raises(UserError) as caught:
         load(aws, **changes)
-    assert named in str(caught.value)
+    assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
-def test_section_is_needed(load, tmp_path):
+def test_section_is_required(load, tmp_path):
     load()
     path = tmp_path / "inventories/try/group_vars/all/cluster.yml"
     content = yaml.safe_load(path.read_text())
@@ -61,7 +61,7 @@ def test_section_is_needed(load, tmp_path):
         config.load("try")
 
 
-def test_world_is_opened_on_purpose_only(load):
+def test_world_is_opened_only_with_the_explicit_field(load):
     assert load(admin_cidrs=["0.0.0.0/0"], allow_world_open=True).admin_cidrs == ["0.0.0.0/0"]
 
 
@@ -73,7 +73,7 @@ def test_hourly_price_is_instance_disk_and_address(load):
     assert cost.hourly("g4dn.xlarge", inside) == pytest.approx(alone + 100 * 0.08 / 730)
 
 
-def test_host_key_is_the_last_whole_block():
+def test_host_key_comes_from_the_last_complete_block():
     block = "-----BEGIN SSH HOST KEY KEYS-----\r\nssh-ed25519 {} root@x\r\n-----END SSH HOST KEY KEYS-----\r\n"
     assert host_key("boot\r\n" + block.format("AAAAold") + "again\r\n" + block.format("AAAAnew")) == (
         "ssh-ed25519 AAAAnew"

@@ -1,4 +1,4 @@
-"""Existing hosts without hosts: what their section of cluster.yml may say, and what is made of their answers."""
+"""The baremetal provider without hosts: its section of cluster.yml, and the checks of what hosts answer."""
 
 import json
 import subprocess
@@ -13,7 +13,7 @@ from cluster.core.state import State
 from cluster.providers.baremetal.provider import Baremetal
 
 GOOD = yaml.safe_load(config.cluster_file("baremetal").read_text())["cluster"]
-SEEN = {
+ANSWER = {
     "name": "node0",
     "os": "debian",
     "release": "bookworm",
@@ -43,7 +43,7 @@ def test_shipped_file_is_valid(load):
 
 
 @pytest.mark.parametrize(
-    ("metal", "host", "changes", "named"),
+    ("metal", "host", "changes", "message"),
     [
         ({}, {}, {"nodes": 3}, "nodes: 3 are asked for, but baremetal.hosts has 2"),
         ({}, {"address": "node0.example"}, {}, "cluster.baremetal.hosts.0.address"),
@@ -56,46 +56,46 @@ def test_shipped_file_is_valid(load):
         ({"user": "Not Good"}, {}, {}, "cluster.baremetal.user"),
     ],
 )
-def test_wrong_field_is_named_in_one_line(load, metal, host, changes, named):
+def test_wrong_field_is_named_in_one_line(load, metal, host, changes, message):
     with pytest.raises(UserError) as caught:
         load(metal, host, **changes)
-    assert named in str(caught.value)
+    assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
-def judge(cluster: config.Cluster, code: int = 0, err: str = "", **seen: object) -> None:
+def check(cluster: config.Cluster, code: int = 0, err: str = "", **changes: object) -> None:
     provider = Baremetal(State("try"), cluster)
-    answer = subprocess.CompletedProcess([], code, json.dumps({**SEEN, **seen}), err)
-    provider._judge(provider.hosts[0], answer)
+    answer = subprocess.CompletedProcess([], code, json.dumps({**ANSWER, **changes}), err)
+    provider.check_host(provider.hosts[0], answer)
 
 
-def test_host_that_fits_is_accepted(load):
-    judge(load())
+def test_host_that_matches_is_accepted(load):
+    check(load())
 
 
 @pytest.mark.parametrize(
-    ("answer", "error", "said"),
+    ("answer", "error", "message"),
     [
         ({"os": "ubuntu", "release": "jammy"}, UserError, "runs ubuntu jammy"),
         ({"release": "trixie"}, UserError, "runs debian trixie"),
         ({"sudo": False}, UserError, "sudo without a password"),
-        ({"python": False}, UserError, "has no python3"),
-        ({"name": "node7"}, UserError, "calls itself node7"),
-        ({"addresses": ["eth0 10.10.0.10/24"]}, UserError, "has no address 10.10.0.10 on eth1"),
-        ({"code": 255, "err": "ops@x: Permission denied (publickey)."}, UserError, "may not log in"),
-        ({"code": 255, "err": "Host key verification failed."}, UserError, "another host key"),
+        ({"python": False}, UserError, "python3 is missing"),
+        ({"name": "node7"}, UserError, "its hostname is node7"),
+        ({"addresses": ["eth0 10.10.0.10/24"]}, UserError, "eth1 does not have the address 10.10.0.10"),
+        ({"code": 255, "err": "ops@x: Permission denied (publickey)."}, UserError, "cannot log in"),
+        ({"code": 255, "err": "Host key verification failed."}, UserError, "its host key is not the pinned one"),
         ({"code": 255, "err": "ssh: connect to host: No route to host"}, InfraError, "No route to host"),
     ],
 )
-def test_host_that_does_not_fit_is_named(load, answer, error, said):
+def test_host_that_does_not_match_is_named(load, answer, error, message):
     with pytest.raises(error) as caught:
-        judge(load(), **answer)
+        check(load(), **answer)
     assert "host node0 (192.168.1.10)" in str(caught.value)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
-def test_host_key_of_cluster_yml_goes_before_the_adopted_one(load):
+def test_host_key_in_cluster_yml_overrides_the_adopted_one(load):
     cluster = load(host={"host_key": "ssh-ed25519 AAAAgiven by hand"})
     provider = Baremetal(State("try"), cluster)
-    provider.pins.write_text("192.168.1.10 ssh-ed25519 AAAAadopted\n192.168.1.11 ssh-ed25519 AAAAother\n")
-    assert provider.pinned() == {"node0": "ssh-ed25519 AAAAgiven", "node1": "ssh-ed25519 AAAAother"}
+    provider.pinned_keys_file.write_text("192.168.1.10 ssh-ed25519 AAAAadopted\n192.168.1.11 ssh-ed25519 AAAAother\n")
+    assert provider.pinned_keys() == {"node0": "ssh-ed25519 AAAAgiven", "node1": "ssh-ed25519 AAAAother"}

@@ -1,4 +1,4 @@
-"""Which build of torch and Horovod goes where, and that the CUDA one is what it says."""
+"""Which build of torch and Horovod each node gets, and that the CUDA build is a CUDA build."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_nodes_with_gpus_install_the_cuda_build() -> None:
     assert image.wheelhouses_of(config.load("gpulab")) == ["horovod-cuda"]
 
 
-def test_head_without_a_gpu_installs_the_other_build() -> None:
+def test_head_without_a_gpu_installs_the_cpu_build() -> None:
     aws = config.load("aws").model_dump()["aws"] | {"head_type": "t3.medium"}
     found = changed("aws", aws=aws)
     assert found.gpus() == [0, 1, 1, 1]
@@ -39,10 +39,10 @@ def test_only_hosts_that_are_used_count() -> None:
     assert changed("baremetal", baremetal=metal, nodes=2).gpus() == [0, 1]
 
 
-def test_images_for_cpus_and_for_gpus_have_names_of_their_own() -> None:
+def test_images_for_cpus_and_for_gpus_have_different_names() -> None:
     cluster = config.load("gpulab")
     assert training_image.name(cluster, "cpu") != training_image.name(cluster, "cuda")
-    # The one for CPUs stands on the local cluster's image, whatever jobs ask for.
+    # The CPU image is built on the local cluster's image, whatever the jobs request.
     local = config.load("local")
     alike = cluster.model_copy(update={"features": local.features, "storage": local.storage})
     assert image.name(alike, "cpu") == image.name(local)
@@ -53,7 +53,7 @@ def pins(lock: str) -> dict[str, str]:
 
 
 def test_locks_agree() -> None:
-    """One torch, one NCCL and one CUDA, whoever installs them."""
+    """All lock files have the same versions of torch, NCCL and CUDA."""
     cuda, nccl = pins("horovod-cuda"), pins("nccl")
     assert pins("horovod")["torch"].partition("+")[0] == cuda["torch"] == config.versions()["torch"]
     assert nccl.items() <= cuda.items()
@@ -62,7 +62,7 @@ def test_locks_agree() -> None:
 
 
 @pytest.mark.parametrize("content", ["torch/lib/libtorch_cuda.so", "torch/lib/libtorch_cpu.so"])
-def test_cpu_build_of_torch_is_not_taken_for_the_other(tmp_path: Path, content: str) -> None:
+def test_cpu_build_of_torch_is_refused_where_cuda_is_needed(tmp_path: Path, content: str) -> None:
     wheel = tmp_path / "torch-2.13.0+cpu-cp311-cp311-manylinux_2_28_x86_64.whl"
     with zipfile.ZipFile(wheel, "w") as file:
         file.writestr(content, "")

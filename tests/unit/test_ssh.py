@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import socket
 import sys
+import threading
 import time
 
 import pytest
 
 from cluster.core import ssh
+from cluster.providers import ssh_server
 
 
 def python(code: str) -> list[str]:
@@ -69,3 +72,27 @@ def test_only_pinned_host_keys_are_trusted() -> None:
         "ProxyJump=me@gate",
     }
     assert "StrictHostKeyChecking=accept-new" in ssh.connection_options("/state/known_hosts", accept_new=True)
+
+
+def serve(banner: bytes, after: float = 0.0) -> int:
+    """A server on loopback that greets every client with the banner; it starts to listen after this many seconds."""
+    server = socket.socket()
+    server.bind(("127.0.0.1", 0))
+
+    def answer() -> None:
+        time.sleep(after)
+        server.listen()
+        while True:
+            with server.accept()[0] as client:
+                client.sendall(banner)
+
+    threading.Thread(target=answer, daemon=True).start()
+    return int(server.getsockname()[1])
+
+
+def test_ssh_server_that_starts_late_is_waited_for() -> None:
+    assert ssh_server.wait_for("127.0.0.1", serve(b"SSH-2.0-test\r\n", after=1), 20)
+
+
+def test_server_that_does_not_speak_ssh_is_not_accepted() -> None:
+    assert not ssh_server.wait_for("127.0.0.1", serve(b"HTTP/1.1 400\r\n"), 0.5)

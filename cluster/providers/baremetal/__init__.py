@@ -1,1 +1,1 @@
-"""Machines that exist already."""
+"""Hosts that already exist."""

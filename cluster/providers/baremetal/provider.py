@@ -1,4 +1,4 @@
-"""Hosts that exist already: looked at closely before anything is changed, and never created or destroyed."""
+"""Existing hosts: checked in detail before anything is changed, and never created or destroyed."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from cluster.core import sections
+from cluster.core import sections, ssh
 from cluster.core.config import env_dir
 from cluster.core.errors import InfraError, UserError
-from cluster.providers.base import Check, Provider, Say
+from cluster.providers.base import Check, Progress, Provider
 
-TIMEOUT = 60
-# Run by the login shell of the host's user; prints one JSON object. Nothing but what every Debian has.
-LOOK = r"""
+# The host's login shell runs this. It prints one JSON object and uses only tools that every Debian has.
+INSPECT = r"""
 . /etc/os-release
 sudo -n true 2>/dev/null && root=true || root=false
 command -v python3 >/dev/null && python=true || python=false
@@ -29,7 +28,7 @@ printf '{"name":"%s","os":"%s","release":"%s","sudo":%s,"python":%s,"addresses":
 class Baremetal(Provider):
     @property
     def section(self) -> sections.Baremetal:
-        assert self.cluster.baremetal  # noqa: S101 (config.load saw to it)
+        assert self.cluster.baremetal  # noqa: S101 (config.load requires it)
         return self.cluster.baremetal
 
     @property
@@ -41,112 +40,89 @@ class Baremetal(Provider):
         return Path(self.section.key).expanduser() if self.section.key else self.state.key
 
     @property
-    def pins(self) -> Path:
-        """Host keys that `make adopt` showed and somebody accepted; kept with the environment.
+    def pinned_keys_file(self) -> Path:
+        """Host keys that the user confirmed in `make adopt`; kept with the environment.
 
-        Ansible takes every file of that folder for an inventory, but not .txt.
+        Ansible reads every file in that folder as an inventory, except .txt files.
         """
         return env_dir(self.state.env) / "known_hosts.txt"
 
-    def known_as(self, host: sections.Host) -> str:
+    def known_hosts_name(self, host: sections.Host) -> str:
+        """The first field of the host's line in a known_hosts file."""
         port = self.cluster.ports.ssh
         return host.address if port == 22 else f"[{host.address}]:{port}"
 
-    def pinned(self) -> dict[str, str]:
+    def pinned_keys(self) -> dict[str, str]:
         """Host name -> 'type key', from cluster.yml or from `make adopt`."""
-        lines = self.pins.read_text().splitlines() if self.pins.exists() else []
+        file = self.pinned_keys_file
+        lines = file.read_text().splitlines() if file.exists() else []
         adopted = dict(line.split(" ", 1) for line in lines if line and not line.startswith("#"))
-        keys = {host.name: host.host_key or adopted.get(self.known_as(host)) for host in self.section.hosts}
+        keys = {host.name: host.host_key or adopted.get(self.known_hosts_name(host)) for host in self.section.hosts}
         return {name: " ".join(key.split()[:2]) for name, key in keys.items() if key}
 
-    def prepare(self, say: Say) -> None:
-        missing = [host.name for host in self.hosts if host.name not in self.pinned()]
-        if missing:
+    def hosts_without_key(self) -> list[str]:
+        pinned = self.pinned_keys()
+        return [host.name for host in self.hosts if host.name not in pinned]
+
+    def prepare(self, progress: Progress) -> None:
+        if missing := self.hosts_without_key():
             fix = f"run `make adopt ENV={self.state.env}`"
-            raise UserError(f"cluster.baremetal.hosts: no host key is known of {', '.join(missing)}; {fix}")
-        self.write_known_hosts()
-        for host, answer in zip(self.hosts, self.look(), strict=True):
-            self._judge(host, answer)
-
-    def write_known_hosts(self) -> None:
-        pinned = self.pinned()
-        lines = [f"{self.known_as(host)} {pinned[host.name]}\n" for host in self.hosts if host.name in pinned]
+            raise UserError(f"cluster.baremetal.hosts: no pinned host key for {', '.join(missing)}; {fix}")
+        pinned = self.pinned_keys()
+        lines = [f"{self.known_hosts_name(host)} {pinned[host.name]}\n" for host in self.hosts]
         self.state.known_hosts.write_text("".join(lines))
+        answers = self.inspect_hosts()
+        for host in self.hosts:
+            self.check_host(host, answers[host.name])
 
-    def ssh(self, host: sections.Host, command: str) -> list[str]:
-        options = {
-            "BatchMode": "yes",
-            "ConnectTimeout": "10",
-            "IdentitiesOnly": "yes",
-            "UserKnownHostsFile": str(self.state.known_hosts),
-            "GlobalKnownHostsFile": "/dev/null",
-            "StrictHostKeyChecking": "yes",
-            **({"ProxyJump": self.section.jump_host} if self.section.jump_host else {}),
-        }
-        words = [word for name, value in options.items() for word in ("-o", f"{name}={value}")]
-        target = f"{self.section.user}@{host.address}"
-        return ["ssh", "-i", str(self.key), "-p", str(self.cluster.ports.ssh), *words, target, command]
+    def inspect_hosts(self) -> dict[str, subprocess.CompletedProcess[str]]:
+        """Log in to all hosts at the same time and print their properties."""
+        options = ssh.connection_options(self.state.known_hosts, self.section.jump_host)
+        words = ["ssh", "-i", str(self.key), "-p", str(self.cluster.ports.ssh), *options]
+        words += ["-o", "BatchMode=yes", "-o", "ConnectTimeout=10"]
+        command = f"sh -c {shlex.quote(INSPECT)}"
+        return ssh.gather({host.name: [*words, f"{self.section.user}@{host.address}", command] for host in self.hosts})
 
-    def look(self) -> list[subprocess.CompletedProcess[str]]:
-        """Log in to all hosts at once and see what they are."""
-        command = f"sh -c {shlex.quote(LOOK)}"
-        running = [
-            subprocess.Popen(
-                self.ssh(host, command),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-            for host in self.hosts
-        ]
-        found = []
-        for process in running:
-            try:
-                out, err = process.communicate(timeout=TIMEOUT)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                out, err = "", "timed out"
-            found.append(subprocess.CompletedProcess(process.args, process.returncode, out, err))
-        return found
-
-    def _judge(self, host: sections.Host, answer: subprocess.CompletedProcess[str]) -> None:
-        """One line for the first thing that is not as cluster.yml says; nothing has been changed by then."""
+    def check_host(self, host: sections.Host, answer: subprocess.CompletedProcess[str]) -> None:
+        """Raise an error for the first property that differs from cluster.yml. Nothing has been changed yet."""
         where = f"host {host.name} ({host.address})"
+        user = self.section.user
         if answer.returncode:
             last = (answer.stderr.strip().splitlines() or ["no answer"])[-1]
             if "Host key verification failed" in answer.stderr:
-                fix = f"if it was installed anew, remove its line from {self.pins.name} and run `make adopt`"
-                raise UserError(f"{where}: shows another host key than the pinned one; {fix}")
+                file = self.pinned_keys_file.name
+                fix = f"if the host was reinstalled, remove its line from {file} and run `make adopt`"
+                raise UserError(f"{where}: its host key is not the pinned one; {fix}")
             if "Permission denied" in answer.stderr:
-                fix = "put the public key into its authorized_keys, or correct baremetal.user or baremetal.key"
-                raise UserError(f"{where}: user {self.section.user} may not log in with {self.key}; {fix}")
-            raise InfraError(f"{where}: cannot be reached: {last}")
+                fix = "add the public key to its authorized_keys, or correct baremetal.user or baremetal.key"
+                raise UserError(f"{where}: user {user} cannot log in with {self.key}; {fix}")
+            raise InfraError(f"{where}: unreachable: {last}")
         try:
-            seen: dict[str, Any] = json.loads(answer.stdout.splitlines()[-1])
+            found: dict[str, Any] = json.loads(answer.stdout.splitlines()[-1])
         except (IndexError, json.JSONDecodeError):
-            raise InfraError(f"{where}: strange answer: {answer.stdout.strip()[-200:]!r}") from None
+            raise InfraError(f"{where}: unexpected output: {answer.stdout.strip()[-200:]!r}") from None
         wanted = f"Debian {self.cluster.os_release}"
-        if (seen["os"], seen["release"]) != ("debian", self.cluster.os_release):
-            raise UserError(f"{where}: runs {seen['os']} {seen['release']}; the roles are made for {wanted}")
-        if not seen["sudo"]:
-            fix = f"allow it: '{self.section.user} ALL=(ALL) NOPASSWD: ALL' in /etc/sudoers.d"
-            raise UserError(f"{where}: user {self.section.user} may not use sudo without a password; {fix}")
-        if not seen["python"]:
-            raise UserError(f"{where}: has no python3; apt-get install python3")
-        if seen["name"] != host.name:
-            raise UserError(f"{where}: calls itself {seen['name']}; write that name, or change its hostname")
-        have = {tuple(text.split("/")[0].split()) for text in seen["addresses"]}
+        if (found["os"], found["release"]) != ("debian", self.cluster.os_release):
+            raise UserError(f"{where}: runs {found['os']} {found['release']}; the roles need {wanted}")
+        if not found["sudo"]:
+            fix = f"add '{user} ALL=(ALL) NOPASSWD: ALL' to /etc/sudoers.d"
+            raise UserError(f"{where}: user {user} cannot use sudo without a password; {fix}")
+        if not found["python"]:
+            raise UserError(f"{where}: python3 is missing; run `apt-get install python3` there")
+        if found["name"] != host.name:
+            fix = "use that name in cluster.yml, or change the hostname"
+            raise UserError(f"{where}: its hostname is {found['name']}; {fix}")
+        present = {tuple(text.split("/")[0].split()) for text in found["addresses"]}
         for fabric, address in host.fabric_addresses.items():
             interface = self.section.networks[fabric].interface
-            if (interface, address) not in have:
-                raise UserError(f"{where}: has no address {address} on {interface}, as fabric {fabric} asks for")
+            if (interface, address) not in present:
+                fix = f"correct fabric_addresses.{fabric} or networks.{fabric}.interface"
+                raise UserError(f"{where}: {interface} does not have the address {address}; {fix}")
 
     def variables(self) -> dict[str, str]:
         return {"tool": f"{sys.executable} -m cluster.providers.baremetal.reach"}
 
     def checks(self) -> list[Check]:
-        pinned = self.pinned()
-        missing = [host.name for host in self.hosts if host.name not in pinned]
+        missing = self.hosts_without_key()
         detail = f"missing: {', '.join(missing)}" if missing else f"{len(self.hosts)} pinned"
         return [Check("host keys", not missing, detail, f"make adopt ENV={self.state.env}")]

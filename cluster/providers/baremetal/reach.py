@@ -1,12 +1,13 @@
-"""Does an SSH server answer where a host is said to be? Terraform gives the host as JSON in INPUT.
+"""Check that an SSH server answers at a host's address. Terraform passes the host as JSON in INPUT.
 
-Behind a jump host only that one can be tried from here; `cluster` logs in to every host before it calls Terraform.
+With a jump host only the jump host can be tested from here. `cluster` logs in to every host before it runs Terraform.
 """
 
 import json
 import os
-import socket
 import sys
+
+from cluster.providers.ssh_server import is_ssh
 
 TIMEOUT = 10
 
@@ -18,10 +19,8 @@ def main() -> None:
         address, _, given = host["jump_host"].rpartition("@")[2].partition(":")
         port = int(given or 22)
     try:
-        with socket.create_connection((address, port), timeout=TIMEOUT) as connection:
-            connection.settimeout(TIMEOUT)
-            if connection.recv(4) != b"SSH-":
-                sys.exit(f"host {host['name']}: what answers on {address}:{port} is not SSH")
+        if not is_ssh(address, port, TIMEOUT):
+            sys.exit(f"host {host['name']}: the server on {address}:{port} does not speak SSH")
     except OSError as error:
         sys.exit(f"host {host['name']}: no answer on {address}:{port}: {error}")
 

@@ -1,1 +1,1 @@
-"""imec GPULab: containers on shared GPU machines. A cluster there is a set of jobs, driven through gpulab-cli."""
+"""imec GPULab: containers on shared GPU machines. A cluster is a set of jobs, managed with gpulab-cli."""

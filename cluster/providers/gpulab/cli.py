@@ -1,4 +1,4 @@
-"""The unmodified gpulab-cli, in its own Python environment: it pins libraries that the rest cannot use."""
+"""The unmodified gpulab-cli in its own virtual environment, because its pinned libraries conflict with ours."""
 
 from __future__ import annotations
 
@@ -11,19 +11,20 @@ import subprocess
 import sys
 import tempfile
 import threading
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
+from cluster.core import sections
 from cluster.core.config import ROOT
 from cluster.core.errors import InfraError, UserError
 from cluster.core.process import die_with_parent, run_logged
-from cluster.core.sections import Gpulab
 from cluster.core.state import CACHE
-from cluster.providers import certificate
+from cluster.providers import certificate, testbed
 
 LOCK = ROOT / "requirements/gpulab.lock"
 TIMEOUT = 120
-# What a job's state.status can be once it is over.
+# Values of a job's state.status after its end.
 FINAL = {"FINISHED", "FAILED", "CANCELLED", "DELETED", "HALTED"}
 VALIDATE = """
 import json, sys
@@ -45,7 +46,7 @@ def environment_dir() -> Path:
 
 
 def ensure(log: Path) -> Path:
-    """The folder of gpulab-cli's environment, made first where it is missing."""
+    """The virtual environment with gpulab-cli; created if it is missing."""
     target = environment_dir()
     if (target / ".complete").exists():
         return target
@@ -63,7 +64,7 @@ def ensure(log: Path) -> Path:
 
 
 def validate(definitions: list[dict[str, Any]], log: Path) -> None:
-    """Hold job definitions against the CLI's own schema; a UserError names the job and the field."""
+    """Check job definitions with gpulab-cli's own schema; a UserError names the job and the field."""
     done = subprocess.run(
         [ensure(log) / "bin/python", "-c", VALIDATE],
         input=json.dumps(definitions),
@@ -72,58 +73,69 @@ def validate(definitions: list[dict[str, Any]], log: Path) -> None:
         check=False,
     )
     if done.returncode:
-        raise InfraError(f"gpulab-cli's schema could not be asked: {done.stderr.strip().splitlines()[-1]}")
+        raise InfraError(f"cannot run gpulab-cli's schema: {done.stderr.strip().splitlines()[-1]}")
     if done.stdout:
         problem = json.loads(done.stdout)
         name = definitions[problem["job"]].get("name")
         raise UserError(f"GPULab job {name}: {problem['where']}: {problem['what']}")
 
 
-class Cli:
-    """The commands we use. Every call is a process of its own, as a user would type it."""
+@dataclass(frozen=True)
+class JobState:
+    """status is a word of GPULab's JobStatus in capitals; started tells whether the job ever ran."""
 
-    def __init__(self, settings: Gpulab, folder: Path) -> None:
-        self.settings = settings
+    status: str
+    started: bool
+
+
+class Cli:
+    """The commands that we use, each as its own process."""
+
+    def __init__(self, section: sections.Gpulab, folder: Path) -> None:
+        self.section = section
         self.log_file = folder / "logs/gpulab.log"
         self.home = folder / "gpulab-home"
 
     def check(self) -> None:
-        """What must be right before anything is sent."""
-        certificate.check(self.settings.pem, "cluster.gpulab.pem")
+        """Check the certificate before anything is sent."""
+        certificate.check(self.section.pem, "cluster.gpulab.pem")
 
     def _environment(self) -> dict[str, str]:
-        # Its own home: the CLI edits ~/.ssh/config. Secrets go by the environment, never by arguments.
+        # A separate HOME, because the CLI edits ~/.ssh/config. Secrets are never passed as arguments.
         self.home.mkdir(parents=True, exist_ok=True)
         values = {name: value for name, value in os.environ.items() if name.lower() != "https_proxy"}
-        values |= {"HOME": str(self.home), "GPULAB_CERT": str(Path(self.settings.pem).expanduser())}
-        secret = certificate.password(self.settings.password_file, "cluster.gpulab.password_file")
+        values |= {"HOME": str(self.home), "GPULAB_CERT": str(Path(self.section.pem).expanduser())}
+        secret = certificate.password(self.section.password_file, "cluster.gpulab.password_file")
         if secret:
             values["GPULAB_PASSWORD"] = secret
         return values
 
-    def _call(self, *arguments: str) -> str:
+    def _start(self, *arguments: str, stdout: int | IO[str] = subprocess.PIPE) -> subprocess.Popen[str]:
         self.check()
-        argv = [str(ensure(self.log_file) / "bin/gpulab-cli"), *arguments]
-        try:
-            done = subprocess.run(
-                argv,
-                env=self._environment(),
-                capture_output=True,
-                text=True,
-                timeout=TIMEOUT,
-                stdin=subprocess.DEVNULL,
-                preexec_fn=die_with_parent,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            raise InfraError(f"gpulab {arguments[0]}: no answer within {TIMEOUT} s") from None
-        if done.returncode:
-            raise refusal(arguments[0], done.stderr or done.stdout)
-        return done.stdout
+        return subprocess.Popen(
+            [str(ensure(self.log_file) / "bin/gpulab-cli"), *arguments],
+            env=self._environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=stdout,
+            stderr=subprocess.PIPE,
+            text=True,
+            preexec_fn=die_with_parent,
+        )
+
+    def _call(self, *arguments: str) -> str:
+        with self._start(*arguments) as process:
+            try:
+                out, problem = process.communicate(timeout=TIMEOUT)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                raise InfraError(f"gpulab {arguments[0]}: no answer within {TIMEOUT} s") from None
+        if process.returncode:
+            raise cli_error(arguments[0], problem or out)
+        return out
 
     def submit(self, file: Path) -> str:
-        """Submit held; return the job's id."""
-        return self._call("submit", "--project", self.settings.project, "--hold", str(file)).strip().splitlines()[-1]
+        """Submit a job on hold; return its id."""
+        return self._call("submit", "--project", self.section.project, "--hold", str(file)).strip().splitlines()[-1]
 
     def release(self, job: str) -> None:
         self._call("release", job)
@@ -132,59 +144,44 @@ class Cli:
         self._call("cancel", job)
 
     def log(self, job: str) -> str:
-        """Empty while there is none: then the CLI asks again without end and without a pause, so it is stopped."""
-        self.check()
-        argv = [str(ensure(self.log_file) / "bin/gpulab-cli"), "log", job]
-        with tempfile.TemporaryFile("w+") as out:
-            process = subprocess.Popen(
-                argv,
-                env=self._environment(),
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=subprocess.PIPE,
-                text=True,
-                preexec_fn=die_with_parent,
-            )
-            guard = threading.Timer(TIMEOUT, process.kill)
-            guard.start()
+        """The job's log; "" if there is none yet. The CLI would then poll in a busy loop for ever, so it is killed."""
+        with tempfile.TemporaryFile("w+") as out, self._start("log", job, stdout=out) as process:
+            timer = threading.Timer(TIMEOUT, process.kill)
+            timer.start()
             try:
-                said = ""
+                problem = ""
                 for line in process.stderr or ():
-                    said += line
+                    problem += line
                     if "No log data available" in line:
                         return ""
                 if process.wait():
-                    raise refusal("log", said)
+                    raise cli_error("log", problem)
             finally:
-                guard.cancel()
+                timer.cancel()
                 process.kill()
-                process.wait()
             out.seek(0)
             return out.read()
 
-    def look(self, job: str) -> tuple[str, bool]:
-        """A word of JobStatus, in capitals without spaces, and whether the job has run. `wait` will not do: it exits 0
-        for a failed job."""
+    def state(self, job: str) -> JobState:
+        """`gpulab-cli wait` cannot be used here: it exits with 0 for a failed job too."""
         try:
             state = json.loads(self._call("jobs", "-r", job))["state"]
-            return str(state["status"]).upper().replace(" ", ""), bool(state["eventTimes"].get("RUNNING"))
+            status = str(state["status"]).upper().replace(" ", "")
+            return JobState(status, bool(state["eventTimes"].get("RUNNING")))
         except (ValueError, KeyError, TypeError):
-            raise InfraError(f"gpulab jobs: the answer about {job} is not a job") from None
+            raise InfraError(f"gpulab jobs: unexpected output for job {job}") from None
 
-    def status(self, job: str) -> str:
-        return self.look(job)[0]
-
-    def mine(self) -> dict[str, str]:
+    def own_jobs(self) -> dict[str, str]:
         """Name -> id of this account's latest jobs."""
         content = json.loads(self._call("jobs", "-U", "-r", "-c", "200"))
         return {str(job["name"]): str(job["uuid"]) for job in content}
 
 
-def refusal(command: str, output: str) -> UserError | InfraError:
-    """What the CLI said, in one line, and whose fault it is."""
+def cli_error(command: str, output: str) -> UserError | InfraError:
+    """The CLI's error in one line: UserError if the user can correct it."""
     text = " ".join(output.split())
     if "expired" in text and "certificate" in text:
-        return UserError("cluster.gpulab.pem: the certificate has expired; download a new one from the portal")
+        return UserError(f"cluster.gpulab.pem: the certificate has expired; {certificate.DOWNLOAD}")
     if "need to specify the correct password" in text or "Bad password provided" in text:
         return UserError(
             "cluster.gpulab.password_file: the certificate's password is missing or wrong; "
@@ -192,6 +189,5 @@ def refusal(command: str, output: str) -> UserError | InfraError:
         )
     if "No permission to submit" in text:
         return UserError("cluster.gpulab.project: GPULab refuses jobs in this project (403); correct it or join it")
-    lines = [line.strip() for line in output.splitlines() if line.strip()]
-    telling = next((line for line in reversed(lines) if "rror" in line), lines[-1] if lines else "no output")
-    return InfraError(f"gpulab {command}: {telling.removeprefix('Error: ')[:300]}")
+    problem = testbed.error_line(output).removeprefix("Error: ") or "no output"
+    return InfraError(f"gpulab {command}: {problem}")

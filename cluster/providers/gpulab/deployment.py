@@ -1,7 +1,7 @@
-"""What Terraform calls for GPULab, as `python -m ... create|destroy`: try out jobs, cancel jobs.
+"""The command that Terraform runs for GPULab: `create` validates and probes jobs, `destroy` cancels them.
 
-Also what the bench starts for a measurement (`run FILE`): one set of jobs, its first job's log on standard output; when
-standard input closes, all of them are cancelled.
+`run FILE` is for bench: it runs one set of jobs and prints the log of the first. When its standard input closes, it
+cancels all of them.
 """
 
 from __future__ import annotations
@@ -13,104 +13,102 @@ import sys
 import threading
 import time
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from cluster.core import errors, worker_files
+from cluster.core import sections, worker_files
 from cluster.core.errors import InfraError, UserError
-from cluster.core.sections import Gpulab
+from cluster.providers import testbed
 from cluster.providers.gpulab import cli as gpulab_cli
 from cluster.providers.gpulab import job_request
 from cluster.providers.gpulab.cli import Cli
-from cluster.providers.gpulab.gang import Gang, end_all
+from cluster.providers.gpulab.gang import Gang, PrintLine, cancel_open_jobs
 from cluster.providers.gpulab.ledger import Ledger
 
 PYTHON = "/opt/horovod/bin/python"
 
 
 class Deployment:
-    def __init__(self, settings: Gpulab, folder: Path, gpu_model: str = "none") -> None:
-        self.settings, self.folder, self.gpu_model = settings, folder, gpu_model
+    def __init__(self, section: sections.Gpulab, folder: Path, gpu_model: str = "none") -> None:
+        self.section, self.folder, self.gpu_model = section, folder, gpu_model
         self.ledger = Ledger(folder / "jobs.jsonl")
-        self.cli = Cli(settings, folder)
+        self.cli = Cli(section, folder)
         self.probe_file = folder / "probe.json"
         self.stop = threading.Event()
 
     def run(
-        self, name: str, shape: job_request.Shape, command: list[str], environment: dict[str, str], out: Any
+        self, name: str, shape: job_request.Shape, command: list[str], environment: dict[str, str], out: PrintLine
     ) -> None:
-        run = f"{name}-{int(time.time() * 1000):x}"
+        set_name = f"{name}-{int(time.time() * 1000):x}"
         self.cli.check()
+        definitions = self.definitions(set_name, shape, command, environment)
+        Gang(self.cli, self.ledger, out, self.folder / "joblogs", self.stop).run(definitions)
+
+    def definitions(
+        self, set_name: str, shape: job_request.Shape, command: list[str], environment: dict[str, str]
+    ) -> list[dict[str, Any]]:
+        """The validated jobs of one set."""
         now = datetime.now(UTC)
-        found = job_request.definitions(self.settings, run, shape, command, environment, self.gpu_model, now)
+        found = job_request.definitions(self.section, set_name, shape, command, environment, self.gpu_model, now)
         gpulab_cli.validate(found, self.cli.log_file)
-        Gang(self.cli, self.ledger, out, self.folder / "joblogs", self.stop).run(found)
+        return found
 
     def probe(self, name: str, digest: str) -> None:
-        """Two jobs without a GPU find out whether jobs reach each other; the answer is kept."""
+        """Run two jobs without a GPU that test whether jobs can reach each other; keep the result."""
         lines: list[str] = []
         command = [PYTHON, f"{worker_files.ON_NODE}/{digest}", "gpulab_job", "probe"]
         self.run(f"{name}-probe", job_request.Shape(2, 1, 0), command, {}, lines.append)
         answers = [line.partition("@probe ")[2] for line in lines if "@probe " in line]
         if not answers:
-            raise InfraError(f"the probe jobs ended without an answer; their logs are in {self.folder / 'joblogs'}")
+            raise InfraError(f"the probe jobs ended without a result; their logs are in {self.folder / 'joblogs'}")
         answer = json.loads(answers[-1])
         self.probe_file.write_text(json.dumps(answer) + "\n")
         if answer["unreachable"]:
             raise InfraError(
-                f"GPULab jobs do not reach each other: {', '.join(answer['unreachable'])} did not answer. Nx1 cannot "
-                "train here; use MODE=1xN, or set cluster.gpulab.cluster_id to a cluster whose jobs share a network"
+                f"GPULab jobs do not reach each other: no answer from {', '.join(answer['unreachable'])}; "
+                "use MODE=1xN, or set cluster.gpulab.cluster_id to a cluster whose jobs share a network"
             )
 
     def create(self, name: str, size: int, gpus: bool, digest: str) -> None:
-        shape = job_request.shape(self.settings.mode, size, gpus)
-        found = job_request.definitions(
-            self.settings,
-            name,
-            shape,
-            [PYTHON, f"{worker_files.ON_NODE}/{digest}", "gpulab_job"],
-            {},
-            self.gpu_model,
-            datetime.now(UTC),
-        )
-        gpulab_cli.validate(found, self.cli.log_file)
+        shape = job_request.choose_shape(self.section.mode, size, gpus)
+        self.definitions(name, shape, [PYTHON, f"{worker_files.ON_NODE}/{digest}", "gpulab_job"], {})
         if shape.jobs > 1:
             self.probe(name, digest)
 
     def destroy(self) -> None:
         if self.ledger.open():
-            end_all(self.cli, self.ledger)
+            cancel_open_jobs(self.cli, self.ledger)
 
 
-def watch(stop: threading.Event) -> None:
-    """Whoever started us is gone when our standard input ends."""
+def stop_at_end_of_input(stop: threading.Event) -> None:
+    """Our standard input ends when the process that started us is gone."""
     while sys.stdin.buffer.read(1):
         pass
     stop.set()
 
 
-def main() -> int:
-    action = sys.argv[1]
-    value = json.loads(Path(sys.argv[2]).read_text() if action == "run" else os.environ["INPUT"])
-    settings = Gpulab.model_validate(value["settings"])
-    deployment = Deployment(settings, Path(value["state_dir"]), value["gpu_model"])
-    signal.signal(signal.SIGTERM, lambda *_: deployment.stop.set())
+def run_for_bench(deployment: Deployment, value: dict[str, Any]) -> int:
+    threading.Thread(target=stop_at_end_of_input, args=(deployment.stop,), daemon=True).start()
+    shape = job_request.Shape(**value["shape"])
     try:
-        if action == "create":
-            deployment.create(value["name"], value["size"], value["gpus"] > 0, value["worker"])
-        elif action == "run":
-            threading.Thread(target=watch, args=(deployment.stop,), daemon=True).start()
-            shape = job_request.Shape(**value["shape"])
-            out = lambda line: print(line, flush=True)  # noqa: E731
-            deployment.run(value["name"], shape, value["command"], value["environment"], out)
-        else:
-            deployment.destroy()
+        deployment.run(value["name"], shape, value["command"], value["environment"], partial(print, flush=True))
     except (InfraError, UserError) as error:
-        if action != "run":
-            errors.pass_on(deployment.folder, error)
         print(f"fatal: {error}", file=sys.stderr)
         return 1
     return 0
+
+
+def main() -> int:
+    action = sys.argv[1]
+    value = json.loads(Path(sys.argv[2]).read_text() if action == "run" else os.environ["INPUT"])
+    section = sections.Gpulab.model_validate(value["settings"])
+    deployment = Deployment(section, Path(value["state_dir"]), value["gpu_model"])
+    signal.signal(signal.SIGTERM, lambda *_: deployment.stop.set())
+    if action == "run":
+        return run_for_bench(deployment, value)
+    create = partial(deployment.create, value["name"], value["size"], value["gpus"] > 0, value["worker"])
+    return testbed.run_for_terraform(deployment.folder, create if action == "create" else deployment.destroy)
 
 
 if __name__ == "__main__":

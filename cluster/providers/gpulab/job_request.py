@@ -6,94 +6,74 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from cluster.core.sections import Gpulab
+from cluster.core import sections
 
-# Where the project's storage is inside a job; what a set of jobs shares lies in a folder of its own in there.
+# Where the project's storage is mounted in a job. Each set of jobs shares a folder in it.
 SHARED = "/shared"
 
 
 @dataclass(frozen=True)
 class Shape:
-    """How many jobs, and how many GPUs each gets; gpus is 0 where none are wanted (a trial run on CPUs)."""
+    """Number of jobs, and ranks (slots) and GPUs of each; gpus is 0 for a run on CPUs."""
 
     jobs: int
     slots: int
     gpus: int
 
 
-def shape(mode: str, size: int, gpus: bool) -> Shape:
-    """size processes, one per GPU."""
+def choose_shape(mode: str, size: int, gpus: bool) -> Shape:
+    """The shape for this many ranks, one per GPU."""
     jobs, slots = (1, size) if mode == "1xN" else (size, 1)
     return Shape(jobs, slots, slots if gpus else 0)
 
 
-def definition(
-    settings: Gpulab,
-    name: str,
-    slots: int,
-    gpus: int,
-    command: list[str],
-    environment: dict[str, str],
-    gpu_model: str = "none",
-    start_before: datetime | None = None,
-) -> dict[str, Any]:
-    """One job as gpulab-cli submits it."""
-    resources: dict[str, Any] = {
-        "cpus": settings.cpus_per_gpu * slots,
-        "gpus": gpus,
-        "cpuMemoryGb": settings.memory_gb_per_gpu * slots,
-    }
-    if settings.cluster_id is not None:
-        resources["clusterId"] = settings.cluster_id
-    if gpus and gpu_model != "none":
-        resources["gpuModel"] = [gpu_model]
-    scheduling: dict[str, Any] = {"maxDuration": f"{settings.minutes} minutes"}
-    if start_before:
-        # Should we be gone by then, GPULab itself gives up on a set that is not complete.
-        scheduling["notAfter"] = start_before.isoformat(timespec="seconds")
-    return {
-        "name": name,
-        "description": "horovod-reference-cluster",
-        "request": {
-            "resources": resources,
-            "docker": {
-                "image": settings.image,
-                "command": command,
-                "environment": environment,
-                "storage": [{"hostPath": settings.storage, "containerPath": SHARED}],
-            },
-            "scheduling": scheduling,
-        },
-    }
-
-
 def definitions(
-    settings: Gpulab,
-    run: str,
-    wanted: Shape,
+    section: sections.Gpulab,
+    set_name: str,
+    shape: Shape,
     command: list[str],
     environment: dict[str, str],
     gpu_model: str,
     now: datetime,
 ) -> list[dict[str, Any]]:
-    """The jobs of a set; each is told its number, the set's size and the folder they share."""
-    return [
-        definition(
-            settings,
-            f"{run}-{number:02}",
-            wanted.slots,
-            wanted.gpus,
-            command,
-            {
-                **environment,
-                "JOB_NUMBER": str(number),
-                "JOB_COUNT": str(wanted.jobs),
-                "JOB_SLOTS": str(wanted.slots),
-                "JOB_FOLDER": f"{SHARED}/horovod-cluster/{run}",
-                "JOB_START_SECONDS": str(settings.start_minutes * 60),
+    """The jobs of one set as gpulab-cli submits them. Each knows its number, the set's size and the shared folder."""
+
+    def definition(number: int) -> dict[str, Any]:
+        resources: dict[str, Any] = {
+            "cpus": section.cpus_per_gpu * shape.slots,
+            "gpus": shape.gpus,
+            "cpuMemoryGb": section.memory_gb_per_gpu * shape.slots,
+        }
+        if section.cluster_id is not None:
+            resources["clusterId"] = section.cluster_id
+        if shape.gpus and gpu_model != "none":
+            resources["gpuModel"] = [gpu_model]
+        job_environment = {
+            **environment,
+            "JOB_NUMBER": str(number),
+            "JOB_COUNT": str(shape.jobs),
+            "JOB_SLOTS": str(shape.slots),
+            "JOB_FOLDER": f"{SHARED}/horovod-cluster/{set_name}",
+            "JOB_START_SECONDS": str(section.start_minutes * 60),
+        }
+        start_before = now + timedelta(minutes=section.start_minutes)
+        return {
+            "name": f"{set_name}-{number:02}",
+            "description": "horovod-reference-cluster",
+            "request": {
+                "resources": resources,
+                "docker": {
+                    "image": section.image,
+                    "command": command,
+                    "environment": job_environment,
+                    "storage": [{"hostPath": section.storage, "containerPath": SHARED}],
+                },
+                "scheduling": {
+                    "maxDuration": f"{section.minutes} minutes",
+                    # If we are gone by then, GPULab itself cancels jobs that have not started.
+                    "notAfter": start_before.isoformat(timespec="seconds"),
+                },
             },
-            gpu_model,
-            now + timedelta(minutes=settings.start_minutes),
-        )
-        for number in range(wanted.jobs)
-    ]
+        }
+
+    return [definition(number) for number in range(shape.jobs)]

@@ -1,5 +1,5 @@
-"""Which jobs we have asked for and which of them are over: written down before and after each step, so that a destroy
-after a kill finds every one."""
+"""A log of submitted and ended jobs. Each step is written before and after it happens, so that a destroy after a kill
+finds every job."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Entry:
-    """id is empty when we were stopped between asking and being answered."""
+    """id is empty if we were stopped before GPULab answered the submission."""
 
     name: str
     id: str
@@ -28,11 +28,11 @@ class Ledger:
             file.flush()
             os.fsync(file.fileno())
 
-    def asked(self, name: str) -> None:
+    def requested(self, name: str) -> None:
         self._append(event="asked", name=name)
 
-    def submitted(self, name: str, job: str) -> None:
-        self._append(event="submitted", name=name, id=job)
+    def submitted(self, name: str, identifier: str) -> None:
+        self._append(event="submitted", name=name, id=identifier)
 
     def refused(self, name: str) -> None:
         self._append(event="refused", name=name)
@@ -41,12 +41,12 @@ class Ledger:
         self._append(event="ended", name=name, status=status)
 
     def open(self) -> list[Entry]:
-        """Jobs that are not known to be over, in the order they were asked for."""
+        """Jobs that have not ended as far as we know, in the order of submission."""
         found: dict[str, Entry] = {}
         for line in self.file.read_text().splitlines() if self.file.exists() else []:
             try:
                 event = json.loads(line)
-            except ValueError:  # cut off by a kill: what it was about is still open
+            except ValueError:  # a line that a kill cut off: its job stays open
                 continue
             name = event["name"]
             if event["event"] == "asked":

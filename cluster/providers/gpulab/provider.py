@@ -1,66 +1,66 @@
-"""There are no nodes, only jobs on imec GPULab: nothing to log in to and nothing for Ansible to do."""
+"""Jobs on imec GPULab instead of nodes: nothing to log in to, and nothing for Ansible to configure."""
 
 from __future__ import annotations
 
 import os
 import sys
 
-from cluster.core import worker_files
+from cluster.core import sections, worker_files
 from cluster.core.contract import Contract
 from cluster.core.errors import UserError
-from cluster.core.sections import Gpulab
-from cluster.providers.base import Check, NodeState, Provider, Say, certificate_check
-from cluster.providers.gpulab.cli import ensure
+from cluster.providers.base import Check, NodeState, Progress, Provider
+from cluster.providers.gpulab import cli
 from cluster.providers.gpulab.deployment import Deployment
+from cluster.providers.testbed import certificate_check
 
 MODES = ("1xN", "Nx1")
 
 
-class OnGpulab(Provider):
-    machines = False
+class Gpulab(Provider):
+    has_nodes = False
 
     @property
-    def settings(self) -> Gpulab:
-        assert self.cluster.gpulab  # noqa: S101 - config.load saw to it
+    def section(self) -> sections.Gpulab:
+        assert self.cluster.gpulab  # noqa: S101 (config.load requires it)
         mode = os.environ.get("MODE") or self.cluster.gpulab.mode
         if mode not in MODES:
-            raise UserError(f"MODE={mode}: choose 1xN (one job with N GPUs) or Nx1 (N jobs with one GPU each)")
+            raise UserError(f"MODE={mode}: use 1xN (one job with N GPUs) or Nx1 (N jobs with one GPU each)")
         return self.cluster.gpulab.model_copy(update={"mode": mode})
 
     @property
     def deployment(self) -> Deployment:
-        return Deployment(self.settings, self.state.dir, self.cluster.gpu_model)
+        return Deployment(self.section, self.state.dir, self.cluster.gpu_model)
 
-    def image(self, say: Say) -> str:
-        return self.settings.image
+    def ensure_image(self, progress: Progress) -> str:
+        return self.section.image
 
-    def prepare(self, say: Say) -> None:
+    def prepare(self, progress: Progress) -> None:
         self.deployment.cli.check()
-        ensure(self.state.log("gpulab"))
-        if self.settings.mode == "Nx1" and self.cluster.nodes > 1:
-            say("a probe of two jobs will find out whether jobs reach each other")
+        cli.ensure(self.state.log("gpulab"))
+        if self.section.mode == "Nx1" and self.cluster.nodes > 1:
+            progress("two probe jobs will test whether jobs can reach each other")
 
     def variables(self) -> dict[str, str]:
         return {
             "tool": f"{sys.executable} -m cluster.providers.gpulab.deployment",
-            "mode": self.settings.mode,
+            "mode": self.section.mode,
             "worker": worker_files.digest(),
         }
 
-    def states(self, contract: Contract) -> dict[str, NodeState]:
-        """Between measurements there is nothing that could run."""
+    def node_states(self, contract: Contract) -> dict[str, NodeState]:
+        """Always ready: jobs exist only during a measurement."""
         return {name: NodeState("ready") for name in contract.nodes}
 
-    def notes(self) -> list[str]:
+    def status_notes(self) -> list[str]:
         deployment = self.deployment
-        lines = [f"mode {self.settings.mode}; jobs exist only while the bench measures"]
-        lines += [f"job {entry.name} ({entry.id or 'id not known'}) may run" for entry in deployment.ledger.open()]
+        lines = [f"mode {self.section.mode}; jobs exist only during a measurement"]
+        lines += [f"job {entry.name} ({entry.id or 'id unknown'}) may be running" for entry in deployment.ledger.open()]
         if deployment.probe_file.exists():
             lines.append(f"probe: {deployment.probe_file.read_text().strip()}")
         return lines
 
-    def sweep(self) -> None:
+    def remove_leftovers(self) -> None:
         self.deployment.destroy()
 
     def checks(self) -> list[Check]:
-        return [certificate_check(self.settings.pem, "cluster.gpulab.pem")]
+        return [certificate_check(self.section.pem, "cluster.gpulab.pem")]

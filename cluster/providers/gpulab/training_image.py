@@ -1,11 +1,10 @@
-"""`make training-image`: the container image that GPULab jobs run, made from the node image and the bench's worker."""
+"""`make training-image`: the container image of GPULab jobs, built from the node image and bench/worker."""
 
 from __future__ import annotations
 
 import io
 import tarfile
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 
 from cluster import image
@@ -13,19 +12,20 @@ from cluster.core import worker_files
 from cluster.core.config import ROOT, Cluster
 from cluster.core.process import run_logged
 from cluster.core.state import State
+from cluster.providers.base import Progress
 
 
 def name(cluster: Cluster, device: str = "cpu") -> str:
-    """By content: the node image's key and the worker's."""
+    """The tag contains the hashes of the node image and of the worker."""
     key = image.name(cluster, device).rpartition(":")[2]
     return f"localhost/horovod-cluster-training:{device}-{key}-{worker_files.digest()}"
 
 
-def build(state: State, cluster: Cluster, say: Callable[[str], None], device: str = "cpu") -> str:
+def build(state: State, cluster: Cluster, progress: Progress, device: str = "cpu") -> str:
     target = name(cluster, device)
     if image.exists(state, target):
         return target
-    base = image.ensure(state, cluster, say, device)
+    base = image.ensure(state, cluster, progress, device)
     with tempfile.TemporaryDirectory() as tmp:
         context = Path(tmp)
         with tarfile.open(fileobj=io.BytesIO(worker_files.archive())) as tar:

@@ -1,4 +1,4 @@
-"""What terraform/local does to this machine: one podman container or network at a time.
+"""Create and remove one podman container or network of a local cluster.
 
 Terraform runs this module with an action as argument and the resource's input as JSON in INPUT. Standard library only.
 """
@@ -10,35 +10,35 @@ import ipaddress
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
+
+from cluster.providers import ssh_server
 
 LABEL = "horovod-cluster"
 BOOT_TIMEOUT = 90
 SEEDS = "seeds"
 SEED = "/var/lib/horovod-cluster-seed"
 INTERFACES = {"management": "mgmt0", "fabric": "fabric0"}
-# Before a node's init. Its own copies of what is mounted, since sshd takes only files that belong to root. And its own
-# addresses instead of those podman gave it: podman counts an address as taken for ever when a container is stopped
-# with other settings than ours, as by a plain `podman stop`, and the node could never start again.
-FIRST = f"""set -e
+# A node runs this before its init. It copies the mounted files, because sshd accepts only files that root owns. It also
+# replaces the addresses that podman assigned: after a plain `podman stop`, podman keeps such an address reserved for
+# ever, and the node could not start again.
+BOOT_SCRIPT = f"""set -e
 install -m 600 {SEED}/ssh_host_ed25519_key /etc/ssh/
 install -m 644 {SEED}/ssh_host_ed25519_key.pub /etc/ssh/
 install -m 644 {SEED}/authorized_keys /home/ops/.ssh/
-take() {{
+set_address() {{
   given=$(ip -o -4 address show dev $1) && length=${{given#*/}}
-  way=$(ip -4 route show default dev $1)
+  route=$(ip -4 route show default dev $1)
   ip -4 address flush dev $1
   ip address add $2/${{length%% *}} dev $1
-  [ -z "$way" ] || ip route add $way dev $1
+  [ -z "$route" ] || ip route add $route dev $1
 }}
 """
-# What role fabric sets on machines of their own: a container cannot, and would get the host's, which may be bbr. Of
-# those that suit a training network a container may have reno only.
+# The role fabric sets these on real machines. A container cannot, and would inherit the host's settings, which may be
+# bbr. Of the algorithms that suit a training network, a container may select only reno.
 TCP = {"net.ipv4.tcp_congestion_control": "reno", "net.ipv4.tcp_slow_start_after_idle": "0"}
 
 
@@ -56,12 +56,12 @@ def container(cluster: str, node: str) -> str:
 
 
 def hardware_address(address: str) -> str:
-    """As a real card keeps its address over a restart: with a new one each time, peers lose a node for 8 s."""
+    """The same MAC address after every restart, as on a real card: with a new one, peers lose the node for 8 s."""
     return "02:76:" + ":".join(f"{int(part):02x}" for part in address.split("."))
 
 
 def update_known_hosts(path: Path, address: str, port: int, key: str | None) -> None:
-    """Replace the line of this address; nodes are created in parallel, so under a lock."""
+    """Replace the line of this address. The lock is needed because nodes are created in parallel."""
     host = address if port == 22 else f"[{address}]:{port}"
     with path.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -73,16 +73,8 @@ def update_known_hosts(path: Path, address: str, port: int, key: str | None) -> 
 
 
 def wait_for_ssh(address: str, port: int, name: str) -> None:
-    deadline = time.monotonic() + BOOT_TIMEOUT
-    while time.monotonic() < deadline:
-        try:
-            with socket.create_connection((address, port), timeout=1) as connection:
-                if connection.recv(4) == b"SSH-":
-                    return
-        except OSError:
-            pass
-        time.sleep(0.2)
-    sys.exit(f"node {name}: no SSH on {address}:{port} after {BOOT_TIMEOUT} s; see `podman logs {name}`")
+    if not ssh_server.wait_for(address, port, BOOT_TIMEOUT):
+        sys.exit(f"node {name}: no SSH on {address}:{port} after {BOOT_TIMEOUT} s; see `podman logs {name}`")
 
 
 def nft(rules: str, check: bool = True) -> None:
@@ -92,14 +84,14 @@ def nft(rules: str, check: bool = True) -> None:
         sys.exit(f"nft failed: {done.stderr.strip()}")
 
 
-def table(cluster: str) -> str:
+def nft_table(cluster: str) -> str:
     return f"inet horovod_cluster_{cluster.replace('-', '_')}"
 
 
-def close_to_neighbours(cluster: str, subnet: str) -> None:
-    """Nobody gets in through this machine: podman hides other networks' senders behind this machine's own address,
-    which the nodes trust, and its isolation does not hold while networks come and go."""
-    name = table(cluster)
+def isolate(cluster: str, subnet: str) -> None:
+    """Block connections from other networks of this machine. podman gives them this machine's address as source, which
+    the nodes trust, and podman's own isolation has gaps while networks are created and removed."""
+    name = nft_table(cluster)
     chain = "type filter hook forward priority -10; policy accept;"
     nft(
         f"table {name}\ndelete table {name}\n"
@@ -108,31 +100,31 @@ def close_to_neighbours(cluster: str, subnet: str) -> None:
     )
 
 
-def last_quarter(subnet: str) -> str:
-    """What podman gives addresses from; the nodes' own lie below."""
+def podman_range(subnet: str) -> str:
+    """The last quarter of the subnet. podman assigns addresses from it; the nodes' own addresses are below."""
     return str(list(ipaddress.ip_network(subnet).subnets(prefixlen_diff=2))[3])
 
 
 def create_network(spec: dict[str, Any]) -> None:
     podman("network", "rm", "-f", spec["name"], check=False)
     podman(
-        *("network", "create", "--disable-dns", "--subnet", spec["subnet"], "--ip-range", last_quarter(spec["subnet"])),
+        *("network", "create", "--disable-dns", "--subnet", spec["subnet"], "--ip-range", podman_range(spec["subnet"])),
         *("--label", f"{LABEL}={spec['cluster']}"),
         *(["--internal"] if spec["internal"] else ["--opt", "isolate=true"]),
         spec["name"],
     )
     if not spec["internal"]:
-        close_to_neighbours(spec["cluster"], spec["subnet"])
+        isolate(spec["cluster"], spec["subnet"])
 
 
 def destroy_network(spec: dict[str, Any]) -> None:
     podman("network", "rm", "-f", spec["name"], check=False)
     if not spec["internal"]:
-        nft(f"delete table {table(spec['cluster'])}", check=False)
+        nft(f"delete table {nft_table(spec['cluster'])}", check=False)
 
 
 def make_seed(folder: Path, authorized: Path, name: str) -> str:
-    """What only this node has, in a folder that it sees: its host key, and who may log in. The key's public half."""
+    """Write the node's host key and authorized keys into a folder that is mounted in it; return the public host key."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     key = folder / "ssh_host_ed25519_key"
     key.unlink(missing_ok=True)
@@ -147,14 +139,14 @@ def create_node(spec: dict[str, Any]) -> None:
     addresses = spec["addresses"]
     public = make_seed(state / SEEDS / spec["name"], state / "id_ed25519.pub", spec["name"])
     networks = []
-    first = FIRST
+    boot = BOOT_SCRIPT
     for network, address in addresses.items():
         card = f"mac={hardware_address(address)},interface_name={INTERFACES[network]}"
         networks += [f"--network={spec['cluster']}-{network}:{card}"]
-        first += f"take {INTERFACES[network]} {address}\n"
+        boot += f"set_address {INTERFACES[network]} {address}\n"
     podman(
         *("create", "--replace", "--name", name, "--hostname", spec["name"], "--label", f"{LABEL}={spec['cluster']}"),
-        # NET_ADMIN: firewall and shaping inside the node. Mounting a share by FUSE takes SYS_ADMIN too.
+        # NET_ADMIN: firewall and shaping inside the node. SYS_ADMIN: FUSE mounts of a share.
         *("--systemd=always", "--cap-add=NET_ADMIN", "--shm-size=1g"),
         *(["--cap-add=SYS_ADMIN", "--device=/dev/fuse"] if spec.get("fuse") else []),
         *(f"--cap-add={name}" for name in spec.get("capabilities", [])),
@@ -163,7 +155,7 @@ def create_node(spec: dict[str, Any]) -> None:
         *networks,
         f"--volume={state / SEEDS / spec['name']}:{SEED}:ro",
         *(f"--volume={source}:{target}:ro" for source, target in spec.get("mounts", {}).items()),
-        *(spec["image"], "/bin/sh", "-c", first + "exec /sbin/init"),
+        *(spec["image"], "/bin/sh", "-c", boot + "exec /sbin/init"),
     )
     podman("start", name)
     update_known_hosts(state / "known_hosts", addresses["management"], spec["ssh_port"], public)
@@ -178,28 +170,28 @@ def destroy_node(spec: dict[str, Any]) -> None:
         update_known_hosts(known_hosts, spec["addresses"]["management"], spec["ssh_port"], None)
 
 
-def states(spec: dict[str, Any]) -> None:
-    """Print node -> {state, since} for every container of the cluster, whatever Terraform believes."""
+def print_states(spec: dict[str, Any]) -> None:
+    """Print node -> {state, since} for every container of the cluster, whatever Terraform's state says."""
     rows = json.loads(podman("ps", "-a", "--format=json", f"--filter=label={LABEL}={spec['cluster']}") or "[]")
     prefix = f"{spec['cluster']}-"
     found = {row["Names"][0].removeprefix(prefix): {"state": row["State"], "since": row["StartedAt"]} for row in rows}
     print(json.dumps(found))
 
 
-def start(spec: dict[str, Any]) -> None:
+def start_node(spec: dict[str, Any]) -> None:
     name = container(spec["cluster"], spec["name"])
     podman("start", name)
     wait_for_ssh(spec["addresses"]["management"], spec["ssh_port"], spec["name"])
 
 
-def sweep(spec: dict[str, Any]) -> None:
-    """Remove whatever carries the cluster's label: a create that failed is not in Terraform's state."""
-    chosen = f"--filter=label={LABEL}={spec['cluster']}"
-    for identifier in podman("ps", "-aq", chosen).split():
+def remove_leftovers(spec: dict[str, Any]) -> None:
+    """Remove everything with the cluster's label: a failed create is not in Terraform's state."""
+    labelled = f"--filter=label={LABEL}={spec['cluster']}"
+    for identifier in podman("ps", "-aq", labelled).split():
         podman("rm", "-f", "-i", "-t", "0", identifier)
-    for network in podman("network", "ls", "-q", chosen).split():
+    for network in podman("network", "ls", "-q", labelled).split():
         podman("network", "rm", "-f", network)
-    nft(f"delete table {table(spec['cluster'])}", check=False)
+    nft(f"delete table {nft_table(spec['cluster'])}", check=False)
 
 
 ACTIONS = {
@@ -207,9 +199,9 @@ ACTIONS = {
     "destroy-network": destroy_network,
     "create-node": create_node,
     "destroy-node": destroy_node,
-    "states": states,
-    "start": start,
-    "sweep": sweep,
+    "states": print_states,
+    "start": start_node,
+    "remove-leftovers": remove_leftovers,
 }
 
 if __name__ == "__main__":

@@ -1,1 +1,1 @@
-"""The imec Virtual Wall: bare-metal nodes and LANs of a chosen rate, asked for as a GENI v3 request RSpec."""
+"""The imec Virtual Wall: bare-metal nodes and LANs of a chosen rate, requested as a GENI v3 RSpec."""

@@ -1,7 +1,7 @@
-"""The request RSpec (GENI v3) of an experiment, our schema for it, and what a manifest says back.
+"""The request RSpec (GENI v3) of an experiment, our schema for it, and the parser of manifests.
 
-The schema is ours and narrower than GENI's: exactly what this project asks for, so that a wrong request is found here
-and not half an hour later by the testbed.
+Our schema is narrower than GENI's: it allows only what this project requests. A wrong request is found here and not by
+the testbed half an hour later.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ KBIT_PER_GBIT = 1_000_000
 
 @dataclass(frozen=True)
 class Lan:
-    """One fabric: a LAN of its own, all its links with the same capacity."""
+    """The LAN of one fabric; all its links have the same capacity."""
 
     name: str
     subnet: str
@@ -30,7 +30,7 @@ class Lan:
 
     @property
     def capacity(self) -> int:
-        """In kbit/s, as RSpecs count."""
+        """In kbit/s, the unit of RSpecs."""
         return round(self.rate_gbps * KBIT_PER_GBIT)
 
 
@@ -57,7 +57,7 @@ def interface(node: str, lan: str) -> str:
 
 
 def render(request: Request) -> str:
-    """The request as XML, in an order that depends on nothing but the request."""
+    """The request as XML; the same request always gives the same text."""
     root = ET.Element("rspec", {"xmlns": GENI, "type": "request", "generated_by": "horovod-reference-cluster"})
     for name, addresses in request.nodes.items():
         node = ET.SubElement(
@@ -88,7 +88,7 @@ def add_link(root: ET.Element, request: Request, lan: Lan) -> None:
     for end in ends:
         ET.SubElement(link, "interface_ref", {"client_id": end})
     ET.SubElement(link, "link_type", {"name": "lan"})
-    # One property per direction of each pair: a pair without one would have whatever rate the switch gives.
+    # One property per direction of each pair: without it a pair would run at the switch's rate.
     for source, target in permutations(ends, 2):
         values = {"source_id": source, "dest_id": target, "capacity": str(lan.capacity)}
         ET.SubElement(link, "property", values)
@@ -97,7 +97,7 @@ def add_link(root: ET.Element, request: Request, lan: Lan) -> None:
 URN = r"urn:publicid:IDN\+[^+\s]+\+{kind}\+\S+"
 NAME = r"[a-z][a-z0-9-]*"
 END = rf"{NAME}:[a-z0-9]+"
-# element -> (attribute -> pattern, child -> (fewest, most)); a child with no upper limit has None.
+# element -> (attribute -> pattern, child -> (minimum, maximum)); None: no maximum.
 SCHEMA: dict[str, tuple[dict[str, str], dict[str, tuple[int, int | None]]]] = {
     "rspec": ({"type": "request", "generated_by": ".+"}, {"node": (1, None), "link": (0, None)}),
     "node": (
@@ -121,29 +121,29 @@ SCHEMA: dict[str, tuple[dict[str, str], dict[str, tuple[int, int | None]]]] = {
 }
 
 
-def local(element: ET.Element) -> str:
+def local_name(element: ET.Element) -> str:
     return element.tag.rpartition("}")[2]
 
 
 def check(text: str) -> None:
-    """Raise UserError for the first thing in a request that is not as it must be."""
+    """Raise UserError for the first problem of a request."""
     try:
         root = ET.fromstring(text)  # noqa: S314 - our own text, or a user's own file
     except ET.ParseError as error:
         raise UserError(f"RSpec: not XML: {error}") from None
-    problem = misfit(root, "rspec", f"/{local(root)}") or inconsistent(root)
+    problem = schema_problem(root, "rspec", f"/{local_name(root)}") or consistency_problem(root)
     if problem:
         raise UserError(f"RSpec: {problem}")
 
 
-def check_sense(text: str) -> None:
-    """Only what does not depend on the testbed's names: for a control plane that is not asked in XML."""
-    if problem := inconsistent(ET.fromstring(text)):  # noqa: S314
+def check_consistency(text: str) -> None:
+    """Check only ids, addresses and links: for a control plane whose requests are not XML."""
+    if problem := consistency_problem(ET.fromstring(text)):  # noqa: S314
         raise UserError(f"request: {problem}")
 
 
-def misfit(element: ET.Element, expected: str, path: str) -> str | None:
-    """What is wrong with an element's shape, with its path; None when nothing is."""
+def schema_problem(element: ET.Element, expected: str, path: str) -> str | None:
+    """The first violation of SCHEMA in this element, with its path; None if there is none."""
     namespace = JFED if expected == "ansible_group" else GENI
     if element.tag != f"{{{namespace}}}{expected}":
         return f"{path}: expected {expected} of {namespace}"
@@ -157,23 +157,25 @@ def misfit(element: ET.Element, expected: str, path: str) -> str | None:
         return f"{path}/@{name}: unknown attribute"
     counts = dict.fromkeys(children, 0)
     for child in element:
-        name = local(child)
+        name = local_name(child)
         if name not in children:
-            return f"{path}/{name}: not allowed there"
+            return f"{path}/{name}: not allowed here"
         counts[name] += 1
-        if problem := misfit(child, name, f"{path}/{name}[{counts[name]}]"):
+        if problem := schema_problem(child, name, f"{path}/{name}[{counts[name]}]"):
             return problem
-    for name, (fewest, most) in children.items():
-        if counts[name] < fewest or (most is not None and counts[name] > most):
-            return f"{path}: {counts[name]} x {name}, expected {fewest if most == fewest else f'at least {fewest}'}"
+    for name, (minimum, maximum) in children.items():
+        if counts[name] < minimum or (maximum is not None and counts[name] > maximum):
+            limit = minimum if maximum == minimum else f"at least {minimum}"
+            return f"{path}: {counts[name]} x {name}, expected {limit}"
     return None
 
 
-def inconsistent(root: ET.Element) -> str | None:
-    """What no shape can tell: ids and addresses once each, references that lead somewhere, the same rate on a LAN."""
+def consistency_problem(root: ET.Element) -> str | None:
+    """What a schema cannot express: unique ids and addresses, valid references, one rate per LAN."""
     tag = f"{{{GENI}}}"
+    named = [e for e in root.iter() if e.get("client_id") and local_name(e) != "interface_ref"]
     for what, found in (
-        ("client_id", [e.get("client_id") for e in root.iter() if e.get("client_id") and local(e) != "interface_ref"]),
+        ("client_id", [e.get("client_id") for e in named]),
         ("address", [e.get("address") for e in root.iter(f"{tag}ip")]),
     ):
         for value in found:
@@ -195,7 +197,7 @@ def inconsistent(root: ET.Element) -> str | None:
         ends = [ref.get("client_id", "") for ref in link.iter(f"{tag}interface_ref")]
         for end in ends:
             if end not in subnets:
-                return f"link {name}: interface_ref {end!r} is no node's interface"
+                return f"link {name}: interface_ref {end!r} is not an interface of a node"
             if end in linked:
                 return f"link {name}: interface {end!r} is in two links"
             linked.add(end)
@@ -209,14 +211,14 @@ def inconsistent(root: ET.Element) -> str | None:
             return f"link {name}: a property names an interface that is not in the link"
         if len({p.get("capacity") for p in link.iter(f"{tag}property")}) > 1:
             return f"link {name}: not all properties have the same capacity"
-    alone = subnets.keys() - linked
-    if alone and len(list(root.iter(f"{tag}node"))) > 1:
-        return f"interface {sorted(map(str, alone))[0]!r} is in no link"
+    unlinked = subnets.keys() - linked
+    if unlinked and len(list(root.iter(f"{tag}node"))) > 1:
+        return f"interface {sorted(map(str, unlinked))[0]!r} is in no link"
     return None
 
 
 def logins(manifest: str, nodes: list[str]) -> dict[str, Login]:
-    """How to log in to each node, from the manifest's services/login."""
+    """The login of each node, from services/login in the manifest."""
     try:
         root = ET.fromstring(manifest)  # noqa: S314 - from the testbed the user trusts with the nodes
     except ET.ParseError as error:
@@ -229,13 +231,17 @@ def logins(manifest: str, nodes: list[str]) -> dict[str, Login]:
             host, user = login.get("hostname"), login.get("username")
             if host and user and login.get("authentication", "ssh-keys") == "ssh-keys":
                 found.setdefault(node.get("client_id", ""), Login(host, int(login.get("port", "22")), user))
-    missing = [name for name in nodes if name not in found]
-    if missing:
-        raise InfraError(f"the manifest has no login for {', '.join(missing)}")
+    return require_logins(found, nodes, "manifest")
+
+
+def require_logins(found: dict[str, Login], nodes: list[str], source: str) -> dict[str, Login]:
+    """The logins in the order of the nodes; InfraError if one is missing."""
+    if missing := [name for name in nodes if name not in found]:
+        raise InfraError(f"the {source} has no login for {', '.join(missing)}")
     return {name: found[name] for name in nodes}
 
 
 def expires(manifest: str) -> str | None:
-    """When the testbed takes the nodes back, where the manifest says so."""
+    """When the reservation ends, if the manifest says so."""
     value: Any = ET.fromstring(manifest).get("expires")  # noqa: S314
     return str(value) if value else None

@@ -1,4 +1,4 @@
-"""The two control planes of the Virtual Wall: jFed's experimenter CLI 2 and the SLICES CLI. Both run as commands."""
+"""The two control planes of the Virtual Wall: jFed's experimenter CLI 2 and the SLICES CLI."""
 
 from __future__ import annotations
 
@@ -9,70 +9,77 @@ import shlex
 import subprocess
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import yaml
 
+from cluster.core import sections
 from cluster.core.errors import InfraError, UserError
 from cluster.core.process import die_with_parent
-from cluster.core.sections import VirtualWall
-from cluster.providers import certificate
+from cluster.providers import certificate, testbed
 from cluster.providers.virtualwall import rspec
 from cluster.providers.virtualwall.rspec import Login, Request
 
-RENEW_SECONDS = 600
+COMMAND_SECONDS = 600
 POLL_SECONDS = 5
 
 
-class Tool(Protocol):
-    """What an experiment needs of a control plane."""
+@dataclass(frozen=True)
+class Reservation:
+    """expires is None if the control plane does not report it."""
 
-    file: str  # what the request is called in the state folder
+    logins: dict[str, Login]
+    expires: str | None = None
+
+
+class ControlPlane(Protocol):
+    section: sections.VirtualWall
+    request_file: str  # name of the request in the state folder
 
     def check(self) -> None: ...
-    def text(self, request: Request) -> str: ...
-    def create(self, request: Request) -> tuple[dict[str, Login], str | None]: ...
+    def render(self, request: Request) -> str: ...
+    def create(self, request: Request) -> Reservation: ...
     def renew(self, hours: int) -> None: ...
     def delete(self) -> None: ...
 
 
-def call(argv: list[str], log: Path, seconds: float, secrets: tuple[str, ...] = (), cwd: Path | None = None) -> str:
-    """Run a command with its output in the log, secrets blotted out; InfraError has the line that says why."""
+def run_command(argv: list[str], log: Path, seconds: float, secret: str | None = None, cwd: Path | None = None) -> str:
+    """Run a command and append its output to the log, without the secret. InfraError has the output's error line."""
     log.parent.mkdir(parents=True, exist_ok=True)
+    name = Path(argv[0]).name
+    code: int | None = None
     try:
         done = subprocess.run(
             argv,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
-            text=True,
             timeout=seconds,
             preexec_fn=die_with_parent,
             cwd=cwd,
             check=False,
         )
-        output, code = done.stdout, done.returncode
+        data, code = done.stdout, done.returncode
     except subprocess.TimeoutExpired as error:
-        output, code = (error.stdout or b"").decode() if isinstance(error.stdout, bytes) else error.stdout or "", -1
+        data = error.stdout or b""
     except FileNotFoundError:
         raise UserError(f"{argv[0]}: not found; see docs/virtualwall.md for what to install") from None
-    for secret in secrets:
+    output = data.decode(errors="replace")
+    if secret:
         output = output.replace(secret, "***")
     with log.open("a") as file:
         file.write(f"\n$ {shlex.join(argv)}\n{output}")
-    if code == -1:
-        raise InfraError(f"{Path(argv[0]).name}: no end within {seconds / 60:.0f} minutes; see {log}")
+    if code is None:
+        raise InfraError(f"{name}: timeout after {seconds / 60:.0f} minutes; see {log}")
     if code:
-        lines = [line.strip() for line in output.splitlines() if line.strip()]
-        telling = next((line for line in reversed(lines) if re.search("error|fail|wrong", line, re.I)), None)
-        reason = telling or (lines[-1] if lines else f"exit {code}")
-        raise InfraError(f"{Path(argv[0]).name}: {reason[:300]}; the whole output is in {log}")
+        raise InfraError(f"{name}: {testbed.error_line(output) or f'exit {code}'}; the whole output is in {log}")
     return output
 
 
 def inventory_logins(text: str, nodes: list[str]) -> dict[str, Login]:
-    """Logins from an Ansible inventory (INI) as both tools write it."""
+    """Logins from an Ansible inventory (INI), as both tools write it."""
     found = {}
     for line in text.splitlines():
         words = shlex.split(line, comments=True)
@@ -83,42 +90,39 @@ def inventory_logins(text: str, nodes: list[str]) -> dict[str, Login]:
             jump = re.search(r"(?:-J |ProxyJump=)(\S+)", values.get("ansible_ssh_common_args", ""))
             port = int(values.get("ansible_port") or values.get("ansible_ssh_port") or 22)
             found[words[0]] = Login(host, port, user, jump[1].strip("'\"") if jump else None)
-    missing = [name for name in nodes if name not in found]
-    if missing:
-        raise InfraError(f"the inventory has no login for {', '.join(missing)}")
-    return {name: found[name] for name in nodes}
+    return rspec.require_logins(found, nodes, "inventory")
 
 
 class Jfed:
-    """java -jar experimenter-cli2.jar --action FILE. The file holds the password, so it lives as long as the call."""
+    """java -jar experimenter-cli2.jar --action FILE. FILE contains the password, so it is removed after the call."""
 
-    file = "request.rspec"
+    request_file = "request.rspec"
 
-    def __init__(self, settings: VirtualWall, name: str, folder: Path) -> None:
-        self.settings, self.name, self.log = settings, name, folder / "logs/jfed.log"
+    def __init__(self, section: sections.VirtualWall, name: str, folder: Path) -> None:
+        self.section, self.name, self.log = section, name, folder / "logs/jfed.log"
 
     def check(self) -> None:
-        certificate.check(self.settings.pem or "", "cluster.virtualwall.pem")
-        jar = Path(self.settings.jar or "").expanduser()
+        certificate.check(self.section.pem or "", "cluster.virtualwall.pem")
+        jar = Path(self.section.jar or "").expanduser()
         if not jar.is_file():
-            raise UserError(f"cluster.virtualwall.jar: {jar} does not exist; see docs/virtualwall.md where to get it")
+            raise UserError(f"cluster.virtualwall.jar: {jar} does not exist; docs/virtualwall.md says where to get it")
 
-    def text(self, request: Request) -> str:
+    def render(self, request: Request) -> str:
         text = rspec.render(request)
         rspec.check(text)
         return text
 
-    def slice(self) -> dict[str, Any]:
+    def slice_fields(self) -> dict[str, Any]:
         return {
             "sliceName": self.name,
-            "project": self.settings.project,
+            "project": self.section.project,
             "projectSource": "PROVIDED",
             "failIfNoProject": True,
         }
 
-    def act(self, action: dict[str, Any], seconds: float, folder: Path) -> str:
-        secret = certificate.password(self.settings.password_file, "cluster.virtualwall.password_file")
-        user: dict[str, Any] = {"pem": [str(Path(self.settings.pem or "").expanduser())]}
+    def run_action(self, action: dict[str, Any], seconds: float, folder: Path) -> str:
+        secret = certificate.password(self.section.password_file, "cluster.virtualwall.password_file")
+        user: dict[str, Any] = {"pem": [str(Path(self.section.pem or "").expanduser())]}
         if secret:
             user |= {"passwordMethod": "DIRECT", "password": secret}
         file = folder / "action.yml"
@@ -126,15 +130,15 @@ class Jfed:
         file.write_text(
             yaml.safe_dump({**action, "user": user, "actionOutputs": [{"format": "TEXT", "target": "STDOUT"}]})
         )
-        jar = str(Path(self.settings.jar or "").expanduser())
+        jar = str(Path(self.section.jar or "").expanduser())
         argv = ["java", "-jar", jar, "--action", str(file)]
-        return call(argv, self.log, seconds, (secret,) if secret else (), cwd=folder)
+        return run_command(argv, self.log, seconds, secret, cwd=folder)
 
-    def create(self, request: Request) -> tuple[dict[str, Login], str | None]:
-        minutes = self.settings.ready_minutes
+    def create(self, request: Request) -> Reservation:
+        minutes = self.section.ready_minutes
         with tempfile.TemporaryDirectory() as tmp:
             folder = Path(tmp)
-            (folder / "request.rspec").write_text(self.text(request))
+            (folder / "request.rspec").write_text(self.render(request))
             manifest = folder / "manifest.rspec"
             action = {
                 "action": "RUN",
@@ -144,8 +148,8 @@ class Jfed:
                         "providedContentSource": str(folder / "request.rspec"),
                     },
                     "slice": {
-                        **self.slice(),
-                        "expireTimeMin": self.settings.hours * 60,
+                        **self.slice_fields(),
+                        "expireTimeMin": self.section.hours * 60,
                         "failOnExistingSlice": False,
                         "renewExistingSliceIfNeeded": True,
                     },
@@ -154,46 +158,46 @@ class Jfed:
                 "deleteOn": {"failCreate": True, "failBecomeReady": True},
                 "output": {"manifestRspecFile": str(manifest), "ansibleDir": str(folder / "ansible")},
             }
-            self.act(action, (minutes + 5) * 60, folder)
+            self.run_action(action, (minutes + 5) * 60, folder)
             names = list(request.nodes)
             if manifest.exists():
                 text = manifest.read_text()
-                return rspec.logins(text, names), rspec.expires(text)
+                return Reservation(rspec.logins(text, names), rspec.expires(text))
             for inventory in sorted((folder / "ansible").rglob("*hosts*")):
-                return inventory_logins(inventory.read_text(), names), None
-        raise InfraError(f"jFed ended well but left neither a manifest nor an inventory; see {self.log}")
+                return Reservation(inventory_logins(inventory.read_text(), names))
+        raise InfraError(f"jFed succeeded but wrote neither a manifest nor an inventory; see {self.log}")
 
     def renew(self, hours: int) -> None:
         with tempfile.TemporaryDirectory() as tmp:
-            action = {"action": "RENEW", "slice": {**self.slice(), "expireTimeMin": hours * 60}}
-            self.act(action, RENEW_SECONDS, Path(tmp))
+            action = {"action": "RENEW", "slice": {**self.slice_fields(), "expireTimeMin": hours * 60}}
+            self.run_action(action, COMMAND_SECONDS, Path(tmp))
 
     def delete(self) -> None:
         with tempfile.TemporaryDirectory() as tmp:
-            action = {"action": "DELETE", "slice": {**self.slice(), "failOnNonExistingSlice": False}}
-            self.act(action, RENEW_SECONDS, Path(tmp))
+            action = {"action": "DELETE", "slice": {**self.slice_fields(), "failOnNonExistingSlice": False}}
+            self.run_action(action, COMMAND_SECONDS, Path(tmp))
 
 
 class Slices:
-    """The SLICES CLI; who we are is what `slices auth login` left behind."""
+    """The SLICES CLI, with the credentials of `slices auth login`."""
 
-    file = "request.json"
+    request_file = "request.json"
 
-    def __init__(self, settings: VirtualWall, name: str, folder: Path) -> None:
-        self.settings, self.name, self.log = settings, name, folder / "logs/slices.log"
+    def __init__(self, section: sections.VirtualWall, name: str, folder: Path) -> None:
+        self.section, self.name, self.log = section, name, folder / "logs/slices.log"
 
-    def _call(self, *words: str, seconds: float = RENEW_SECONDS) -> str:
-        return call(["slices", *words], self.log, seconds)
+    def _call(self, *words: str, seconds: float = COMMAND_SECONDS) -> str:
+        return run_command(["slices", *words], self.log, seconds)
 
     def check(self) -> None:
-        self._call("project", "use", self.settings.project)
+        self._call("project", "use", self.section.project)
 
     def spec(self, request: Request) -> dict[str, Any]:
-        """The request in the CLI's own words. It has none for a LAN's rate: nodes keep it (shaped) or the site does."""
+        """The request in the CLI's format. It has no field for a LAN's rate: the nodes (shaped) or the site set it."""
         return {
             "resources": [
                 {
-                    "site_id": self.settings.site,
+                    "site_id": self.section.site,
                     "friendly_name": name,
                     "disk_image": request.disk_image,
                     "flavor": request.hardware_type,
@@ -214,25 +218,25 @@ class Slices:
             ],
         }
 
-    def text(self, request: Request) -> str:
-        rspec.check_sense(rspec.render(request))
+    def render(self, request: Request) -> str:
+        rspec.check_consistency(rspec.render(request))
         return json.dumps(self.spec(request), indent=1) + "\n"
 
-    def create(self, request: Request) -> tuple[dict[str, Login], str | None]:
-        duration = f"{self.settings.hours}h"
+    def create(self, request: Request) -> Reservation:
+        duration = f"{self.section.hours}h"
         self._call("experiment", "create", self.name, "--duration", duration)
         with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
-            file.write(self.text(request))
+            file.write(self.render(request))
             file.flush()
             self._call("bi", "create-from-file", file.name, "--experiment", self.name, "--duration", duration)
-        deadline = time.monotonic() + self.settings.ready_minutes * 60
+        deadline = time.monotonic() + self.section.ready_minutes * 60
         while True:
             text = self._call("bi", "list", "--experiment", self.name, "--format", "ansible")
             try:
-                return inventory_logins(text, list(request.nodes)), None
+                return Reservation(inventory_logins(text, list(request.nodes)))
             except InfraError as error:
                 if time.monotonic() > deadline:
-                    raise InfraError(f"after {self.settings.ready_minutes} minutes {error}") from None
+                    raise InfraError(f"after {self.section.ready_minutes} minutes: {error}") from None
             time.sleep(float(os.environ.get("SLICES_POLL_SECONDS", POLL_SECONDS)))
 
     def renew(self, hours: int) -> None:
@@ -246,4 +250,4 @@ class Slices:
                 raise
 
 
-TOOLS: dict[str, type[Jfed] | type[Slices]] = {"jfed": Jfed, "slices": Slices}
+CONTROL_PLANES: dict[str, type[Jfed] | type[Slices]] = {"jfed": Jfed, "slices": Slices}

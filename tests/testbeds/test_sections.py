@@ -1,4 +1,4 @@
-"""What cluster.yml may not say about a testbed: one line that names the field and the fix."""
+"""A wrong field in the sections virtualwall and gpulab of cluster.yml gives one line that names it."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from cluster.core import config
 from cluster.core.config import Cluster, one_line
 
 
-def problem(env: str, **changes: Any) -> str:
+def error_message(env: str, **changes: Any) -> str:
     content = yaml.safe_load(config.cluster_file(env).read_text())["cluster"]
     for name, value in changes.items():
         section, _, field = name.rpartition("__")
-        place = content[section] if section else content
-        place.pop(field) if value is None else place.update({field: value})
+        target = content[section] if section else content
+        target.pop(field) if value is None else target.update({field: value})
     with pytest.raises(ValidationError) as caught:
         Cluster.model_validate(content)
     return one_line(caught.value, "cluster")
@@ -42,8 +42,8 @@ def test_examples_are_valid(env: str) -> None:
         ({"virtualwall__colour": "red"}, "cluster.virtualwall.colour: unknown field"),
     ],
 )
-def test_virtual_wall(changes: dict[str, Any], message: str) -> None:
-    assert message in problem("virtualwall", **changes)
+def test_wrong_virtualwall_field_is_named(changes: dict[str, Any], message: str) -> None:
+    assert message in error_message("virtualwall", **changes)
 
 
 @pytest.mark.parametrize(
@@ -56,5 +56,5 @@ def test_virtual_wall(changes: dict[str, Any], message: str) -> None:
         ({"gpulab__minutes": 0}, "cluster.gpulab.minutes"),
     ],
 )
-def test_gpulab(changes: dict[str, Any], message: str) -> None:
-    assert message in problem("gpulab", **changes)
+def test_wrong_gpulab_field_is_named(changes: dict[str, Any], message: str) -> None:
+    assert message in error_message("gpulab", **changes)
