@@ -5,8 +5,10 @@ UPDATE_GOLDEN=1 rewrites the golden files."""
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import tarfile
 import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -16,10 +18,10 @@ from typing import Any
 import pytest
 from standins import gpulab as standin
 
-from cluster.core import sections
+from cluster.core import sections, worker_files
 from cluster.core.errors import InfraError, UserError
 from cluster.providers.gpulab import cli as gpulab_cli
-from cluster.providers.gpulab import job_request
+from cluster.providers.gpulab import deployment, job_request
 from cluster.providers.gpulab.cli import Cli
 from cluster.providers.gpulab.gang import Gang, cancel_open_jobs
 from cluster.providers.gpulab.ledger import Entry, Ledger
@@ -217,6 +219,11 @@ def test_password_of_a_locked_certificate_is_required_and_never_written(pem: Pat
         assert cli.own_jobs() == {}
     for path in (tmp_path / "state").rglob("*"):
         assert not path.is_file() or "correct-horse" not in path.read_text(errors="replace"), path
+
+
+def test_worker_that_jobs_start_is_in_the_training_image() -> None:
+    with tarfile.open(fileobj=io.BytesIO(worker_files.archive()[1])) as tar:
+        assert deployment.WORKER.removeprefix("/opt/bench-worker/{digest}/") in tar.getnames()
 
 
 def test_ledger_lists_open_jobs_even_if_its_last_line_is_cut_off(tmp_path: Path) -> None:
