@@ -82,7 +82,7 @@ def validate(definitions: list[dict[str, Any]], log: Path) -> None:
 
 @dataclass(frozen=True)
 class JobState:
-    """status is a word of GPULab's JobStatus in capitals; started tells whether the job ever ran."""
+    """status is GPULab's JobStatus in capitals; started: whether the job has ever run."""
 
     status: str
     started: bool
