@@ -1,6 +1,6 @@
-"""checkov on terraform/: no finding that is not in waivers.yml with a reason.
+"""checkov on terraform/: every finding is in waivers.yml with a reason.
 
-checkov pins old versions of much that we use, so it lives in a venv of its own in the cache, made once per lock file.
+checkov pins old versions of our dependencies, so it has its own virtual environment in the cache, one per lock file.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def checkov() -> Path:
 
 
 def findings(checkov: Path, folder: Path) -> tuple[list[tuple[str, str, str]], int]:
-    """(check, resource, what it says) of every failed check, and how many passed."""
+    """(check, resource, description) of every failed check, and the number of passed checks."""
     flags = ["--framework", "terraform", "--skip-download", "--quiet", "--compact", "--output", "json"]
     done = subprocess.run([checkov, "-d", folder, *flags], capture_output=True, text=True, timeout=600)
     result: dict[str, Any] = json.loads(done.stdout)
@@ -72,17 +72,17 @@ def findings(checkov: Path, folder: Path) -> tuple[list[tuple[str, str, str]], i
 def test_every_finding_is_waived_with_a_reason(checkov):
     waived: dict[str, dict[str, str]] = yaml.safe_load(WAIVERS.read_text())
     failed, passed = findings(checkov, ROOT / "terraform")
-    assert passed > 20, "checkov looked at hardly anything"
+    assert passed > 20, "checkov checked hardly anything"
     new = [f"{check} {resource}: {text}" for check, resource, text in failed if resource not in waived.get(check, {})]
     assert not new, "\n".join(new)
     found = {(check, resource) for check, resource, _ in failed}
     stale = [
         f"{check} {resource}" for check, named in waived.items() for resource in named if (check, resource) not in found
     ]
-    assert not stale, f"waivers that nothing needs: {stale}"
+    assert not stale, f"unused waivers: {stale}"
     assert all(len(reason) > 20 for named in waived.values() for reason in named.values())
 
 
-def test_an_open_port_would_be_found(checkov, tmp_path):
+def test_checkov_finds_an_open_port(checkov, tmp_path):
     (tmp_path / "main.tf").write_text(WORLD_OPEN)
     assert "CKV_AWS_24" in [check for check, _, _ in findings(checkov, tmp_path)[0]]

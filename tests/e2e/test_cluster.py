@@ -1,6 +1,6 @@
-"""One cluster from nothing to a measured sweep and away again, as a user would do it: by make's own commands.
+"""One cluster from the first deploy to a measured sweep and its removal, with the commands that make runs.
 
-The tests of this file build on each other and run in order; the cluster is removed at the end whatever happened.
+The tests depend on each other and run in order; the cluster is always removed at the end.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.timeout(1500)
 
 
 def make_env(name: str, second: int, nodes: int) -> Path:
-    """A copy of inventories/local under another name and with other subnets."""
+    """A copy of inventories/local with another name and other subnets."""
     folder = ROOT / "inventories" / name
     shutil.copytree(ROOT / "inventories/local", folder, symlinks=True)
     path = folder / "group_vars/all/cluster.yml"
@@ -57,7 +57,7 @@ def podman(*words: str) -> str:
 
 
 def leftovers(name: str) -> list[str]:
-    """Whatever of an environment is still there: containers, networks, state, processes."""
+    """What still exists of an environment: containers, networks, state, processes."""
     found = podman("ps", "-a", "--format={{.Names}}", f"--filter=label=horovod-cluster={name}").split()
     found += podman("network", "ls", "-q", f"--filter=label=horovod-cluster={name}").split()
     found += [str(path) for path in (ROOT / ".state" / name, ROOT / ".state" / f"{name}.lock") if path.exists()]
@@ -105,7 +105,7 @@ def test_bad_count_changes_nothing():
 
 
 @pytest.mark.parametrize("phase", ["image", "terraform:", "ansible:"])
-def test_destroy_after_a_deploy_that_was_killed(phase):
+def test_destroy_after_a_killed_deploy_leaves_nothing(phase):
     process = subprocess.Popen(
         [BIN / "cluster", "--env", ENV, "deploy", "--nodes", "2"],
         cwd=ROOT,
@@ -140,26 +140,26 @@ def test_second_deploy_changes_nothing():
 
 
 def test_secrets_are_private_and_in_no_output():
-    """Whatever a deployment keeps to itself: keys, tokens, what they are made of."""
+    """Keys and tokens of a deployment."""
     state = ROOT / ".state" / ENV
-    # Of keys the second line: the first says only that it is one.
+    # The second line of a key: the first is only its header.
     secrets = {
         path: path.read_text().splitlines()[1 if "BEGIN" in path.read_text() else 0]
         for path in state.iterdir()
         if path.is_file() and ("PRIVATE KEY" in path.read_text() or "token" in path.name)
     }
     assert {path.name for path in secrets} >= {"id_ed25519", "mesh_ed25519"}
-    said = cluster("deploy").stdout
+    output = cluster("deploy").stdout
     written = [*(state / "logs").iterdir(), *state.glob("*.json"), *state.glob("*.tfstate*"), *state.glob("*.log")]
     for path, secret in secrets.items():
         assert path.stat().st_mode & 0o077 == 0, path.name
-        assert secret not in said, path.name
+        assert secret not in output, path.name
         for other in written:
             assert secret not in other.read_text(), f"{path.name} is in {other.name}"
 
 
-def test_auditors_find_nothing_we_have_not_explained():
-    """ssh-audit from outside and lynis on the node. A finding that is gone must leave the file of exceptions too."""
+def test_auditing_tools_find_only_accepted_issues():
+    """ssh-audit from outside and lynis on the node. A finding that no longer occurs must be removed from audit.yml."""
     known = yaml.safe_load((Path(__file__).parent / "audit.yml").read_text())
     head = contract()["_meta"]["hostvars"]["head"]["ansible_host"]
     report = json.loads(run(BIN / "ssh-audit", "--json", "--skip-rate-test", head, ok=False).stdout)
@@ -184,7 +184,7 @@ def test_auditors_find_nothing_we_have_not_explained():
 def reachable(address: str, port: int, within: str | None = None, source: str = "") -> bool:
     """Whether a TCP connection opens, from here or from inside a container.
 
-    Fabric addresses only from inside: this machine has no way into a fabric.
+    Fabric addresses can be reached only from inside: this machine has no route to a fabric.
     """
     if within:
         code = f"import socket; socket.create_connection(('{address}', {port}), 2, ('{source}', 0))"
@@ -197,12 +197,12 @@ def reachable(address: str, port: int, within: str | None = None, source: str = 
 
 
 @pytest.mark.parametrize("node", ["head", "w1"])
-def test_no_service_waits_for_itself(node):
-    """systemd breaks such a cycle by leaving out one of its services, now this one and now that."""
-    # The exit code of verify speaks of other things too, such as missing manual pages.
-    ask = "systemd-analyze --version > /dev/null && (systemd-analyze verify default.target 2>&1 || true)"
-    said = run("podman", "exec", f"{ENV}-{node}", "sh", "-c", ask).stdout
-    assert "ordering cycle" not in said, said
+def test_services_have_no_ordering_cycle(node):
+    """systemd breaks such a cycle by dropping one of its services, not always the same one."""
+    # verify also fails for other reasons, such as missing manual pages.
+    command = "systemd-analyze --version > /dev/null && (systemd-analyze verify default.target 2>&1 || true)"
+    output = run("podman", "exec", f"{ENV}-{node}", "sh", "-c", command).stdout
+    assert "ordering cycle" not in output, output
 
 
 def test_only_allowed_ports_answer():
@@ -221,7 +221,7 @@ def test_only_allowed_ports_answer():
     podman("exec", f"{ENV}-head", "ip", "address", "del", "10.81.1.200/24", "dev", "fabric0")
 
 
-def test_two_environments_do_not_touch_each_other():
+def test_two_environments_do_not_affect_each_other():
     before = uptimes()
     cluster("deploy", env=OTHER)
     other = contract(OTHER)["_meta"]["hostvars"]["head"]
@@ -234,7 +234,7 @@ def test_two_environments_do_not_touch_each_other():
     assert all(after[node] >= before[node] for node in before)
 
 
-def test_node_gone_is_seen_and_repaired():
+def test_missing_node_is_reported_and_repaired():
     podman("stop", "-t", "0", f"{ENV}-w1")
     podman("rm", "-f", "-t", "0", f"{ENV}-w2")
     done = cluster("status", "--json", ok=False)
@@ -251,8 +251,8 @@ def test_node_gone_is_seen_and_repaired():
     assert uptimes()["head"] >= head
 
 
-def test_scale_touches_only_the_difference():
-    def let_in() -> bool:
+def test_scale_changes_only_the_difference():
+    def may_mount_the_share() -> bool:
         return "10.81.1.13" in podman("exec", f"{ENV}-head", "gluster", "volume", "get", "share", "auth.allow")
 
     before = uptimes()
@@ -262,7 +262,7 @@ def test_scale_touches_only_the_difference():
     addresses = [new["ansible_host"], *new["node_fabric_addresses"].values()]
     trace = ["grep", "-rIlF", *(f"-e{address}" for address in set(addresses)), "/etc", "/home", "/var/lib/glusterd"]
     assert podman("exec", f"{ENV}-head", *trace)
-    # One node alone, as after a repair: the others' addresses come from the inventory.
+    # A single node, as after a repair: the addresses of the others come from the inventory.
     settings = {"PATH": f"{BIN}:{os.environ['PATH']}", "ANSIBLE_CONFIG": str(ROOT / "ansible/ansible.cfg")}
     limited = subprocess.run(
         [BIN / "ansible-playbook", "-i", ROOT / "inventories" / ENV, ROOT / "ansible/site.yml", "--limit", "w3"],
@@ -272,9 +272,9 @@ def test_scale_touches_only_the_difference():
     )
     assert limited.returncode == 0, limited.stdout
     assert re.search(r"^w3 .* changed=0 .* failed=0", limited.stdout, re.MULTILINE)
-    assert let_in()
+    assert may_mount_the_share()
     cluster("scale", "--nodes", "3")
-    assert not let_in()
+    assert not may_mount_the_share()
     after = uptimes()
     assert set(after) == {"head", "w1", "w2"}
     assert all(after[node] >= before[node] for node in after)
@@ -294,7 +294,7 @@ def trials() -> list[dict]:
     return [json.loads(line) for line in (ROOT / f"results/{ENV}/e2e/trials.jsonl").read_text().splitlines()]
 
 
-def test_sweep_measures_what_physics_allows(tmp_path):
+def test_measured_steps_agree_with_the_network_rate(tmp_path):
     run(BIN / "bench", "sweep", "--env", ENV, "--plan", write_plan(tmp_path))
     one, three = trials()
     assert one["kind"] == three["kind"] == "emulated"
@@ -302,13 +302,13 @@ def test_sweep_measures_what_physics_allows(tmp_path):
     validation = json.loads((ROOT / f".state/{ENV}/validation.json").read_text())
     goodput = min(row["gbps"] for row in validation["ring"])
     ring_ms = 2 * 2 / 3 * 102228128 * 8 / (goodput * 1e9) * 1e3
-    # A network-bound step is the ring, plus the forward pass that nothing can hide behind.
+    # A network-bound step takes the time of the ring plus the forward pass, which cannot overlap.
     floor = ring_ms + one["emulation"]["compute_ms"] / 3
     assert 0.95 * ring_ms <= three["step_ms"]["median"] <= 1.15 * floor
     assert three["images_per_second"]["median"] < 3 * one["images_per_second"]["median"]
 
 
-def test_sweep_again_skips_what_is_there(tmp_path):
+def test_second_sweep_skips_existing_trials(tmp_path):
     before = trials()
     text = run(BIN / "bench", "sweep", "--env", ENV, "--plan", write_plan(tmp_path)).stdout
     assert "2 of 2 trials are already there" in text
@@ -316,7 +316,7 @@ def test_sweep_again_skips_what_is_there(tmp_path):
 
 
 def test_slower_run_gives_the_same_step(tmp_path):
-    """Twice as slow, all times are divided by two: on three nodes, where waking ranks costs little, nothing changes."""
+    """At half speed all times are divided by two. On three nodes, where waking ranks is cheap, the step is the same."""
     plan = write_plan(tmp_path, nodes=[3], slowdown=2).rename(tmp_path / "slower.yml")
     run(BIN / "bench", "sweep", "--env", ENV, "--plan", plan, "--no-check")
     (slower,) = [json.loads(line) for line in (ROOT / f"results/{ENV}/slower/trials.jsonl").read_text().splitlines()]
@@ -339,7 +339,7 @@ def test_torchrun_starts_the_same_worker(tmp_path):
     ("engine", "compression"), [("horovod-mpi", "none"), ("ddp", "none"), ("ps", "none"), ("horovod-mpi", "1bit")]
 )
 def test_training_on_many_ranks_equals_one(engine, compression):
-    """N ranks with batch b hold the same weights: those of one rank with batch N x b, or near them with single bits."""
+    """N ranks with batch b get the weights of one rank with batch N x b; with 1-bit compression nearly the same."""
     worker = podman("exec", f"{ENV}-head", "sh", "-c", "ls -td /opt/bench-worker/*/bench | head -n 1")
     hosts = [
         "-H",
@@ -372,7 +372,7 @@ def test_training_on_many_ranks_equals_one(engine, compression):
     assert result["last_loss"] < result["first_loss"]
 
 
-def ranks_left() -> str:
+def running_ranks() -> str:
     return "".join(
         podman("exec", f"{ENV}-{node}", "pgrep", "-f", "bench-worker/.* trials") for node in ("head", "w1", "w2")
     )
@@ -385,19 +385,19 @@ def test_stopped_sweep_leaves_no_rank(tmp_path, number):
         [BIN / "bench", "sweep", "--env", ENV, "--plan", plan, "--run", f"stopped-{number}"],
         cwd=ROOT,
         stdout=subprocess.DEVNULL,
-        # A shell starts what it puts into the background deaf to Ctrl-C, and that is inherited.
+        # Background jobs of a shell ignore SIGINT, and children inherit that.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     deadline = time.monotonic() + 180
-    while not ranks_left() and time.monotonic() < deadline:
+    while not running_ranks() and time.monotonic() < deadline:
         time.sleep(0.5)
-    assert ranks_left(), "the sweep never started a rank"
+    assert running_ranks(), "the sweep never started a rank"
     process.send_signal(number)
     process.wait(timeout=120)
     deadline = time.monotonic() + 60
-    while ranks_left() and time.monotonic() < deadline:
+    while running_ranks() and time.monotonic() < deadline:
         time.sleep(1)
-    assert ranks_left() == ""
+    assert running_ranks() == ""
 
 
 def test_node_lost_during_a_trial_is_named_and_a_rerun_completes(tmp_path):
@@ -423,7 +423,7 @@ def test_node_lost_during_a_trial_is_named_and_a_rerun_completes(tmp_path):
     assert found()[3]["error_node"] == "w2"
     assert process.wait(timeout=180) == 1
     assert found()[2]["status"] == "ok"
-    # It is still away: nothing is started on it.
+    # The node is still stopped: nothing is started on it.
     done = run(*command, ok=False)
     assert done.returncode == 1
     assert "node w2 does not answer" in done.stdout
@@ -432,7 +432,7 @@ def test_node_lost_during_a_trial_is_named_and_a_rerun_completes(tmp_path):
     assert found()[3]["status"] == "ok"
 
 
-def test_report_of_the_sweep():
+def test_report_marks_results_as_emulated():
     done = run(BIN / "bench", "report", ROOT / f"results/{ENV}/e2e")
     page = (ROOT / f"results/{ENV}/e2e/report.html").read_text()
     assert "emulated" in page.lower()

@@ -1,6 +1,6 @@
-"""A cluster of its own that trains on image shards from its head, with too few cores to decode them.
+"""A cluster that trains on image shards from its head, with too few cores to decode them.
 
-The tests of this file build on each other and run in order; the cluster is removed at the end whatever happened.
+The tests depend on each other and run in order; the cluster is always removed at the end.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from test_cluster import BIN, ROOT, make_env, podman, run
 
 ENV = "e2edata"
 FOLDER = ROOT / "results" / ENV / "data"
-# Decoding is to be the slow part on any machine: each accelerator takes 3,200 images/s, some six times what a core
-# decodes, and the network has little to carry.
+# Decoding must be the bottleneck on any machine: each accelerator consumes 3,200 images/s, about six times what a core
+# decodes, and the network is fast.
 PLAN = {
     "nodes": [2],
     "batches": [64],
@@ -48,12 +48,12 @@ def environment():
 
 @pytest.fixture(scope="module")
 def trials(tmp_path_factory) -> dict[str, dict]:
-    """The sweep's trials by where their images came from."""
+    """The sweep's trials by the source of their images."""
     tmp = tmp_path_factory.mktemp("data")
     run(BIN / "bench", "data", "make", "--images", "600", "--shard-mb", "20", "--out", tmp / "standin")
     run(BIN / "cluster", "--env", ENV, "deploy")
-    said = run(BIN / "bench", "data", "push", tmp / "standin", "--env", ENV).stdout
-    assert PLAN["data"][1] in said
+    output = run(BIN / "bench", "data", "push", tmp / "standin", "--env", ENV).stdout
+    assert PLAN["data"][1] in output
     (tmp / "data.yml").write_text(yaml.safe_dump(PLAN))
     run(BIN / "bench", "sweep", "--env", ENV, "--plan", tmp / "data.yml", "--no-check")
     found = [json.loads(line) for line in (FOLDER / "trials.jsonl").read_text().splitlines()]
@@ -67,7 +67,7 @@ def test_accelerators_wait_for_images(trials):
     assert real["images_per_second"]["median"] < synthetic["images_per_second"]["median"]
 
 
-def test_trial_says_what_the_pipeline_did(trials):
+def test_trial_records_the_input_pipeline(trials):
     found = trials["shards"]["input"]
     assert found["cores"] == 1
     assert found["decode_busy"] > 0.75
@@ -81,12 +81,12 @@ def test_explain_names_decoding(trials):
     assert found["weakest"]["stages"] == ["decode"]
 
 
-def test_report_sets_real_data_against_synthetic(trials):
+def test_report_compares_real_data_with_synthetic(trials):
     assert "Real data:" in (FOLDER / "report.html").read_text()
 
 
-def test_nodes_are_measured_where_they_read(trials):
-    """On the last node, over the fabric; the sweep's need and its explanation use it."""
+def test_data_bench_measures_storage_on_a_node(trials):
+    """It measures on the last node, over the fabric; explain uses the result."""
     words = ["--env", ENV, "--run", FOLDER, "--seconds", "0.3", "--cores", "1", "--json"]
     found = json.loads(run(BIN / "bench", "data", "bench", PLAN["data"][1].removeprefix("shards:"), *words).stdout)
     assert found["node"] == "w1"
@@ -100,14 +100,14 @@ def test_nodes_are_measured_where_they_read(trials):
 
 
 def sweep(tmp_path: Path, name: str, **changes: object) -> tuple[int, dict]:
-    """Exit code and last trial of a sweep with other settings."""
+    """Exit code and last trial of a sweep with a changed plan."""
     (tmp_path / f"{name}.yml").write_text(yaml.safe_dump({**PLAN, **changes}))
     done = run(BIN / "bench", "sweep", "--env", ENV, "--plan", tmp_path / f"{name}.yml", "--no-check", ok=False)
     lines = (ROOT / "results" / ENV / name / "trials.jsonl").read_text().splitlines()
     return done.returncode, json.loads(lines[-1])
 
 
-def test_real_training_takes_its_images_from_disk(trials, tmp_path):
+def test_real_training_reads_its_images_from_disk(trials, tmp_path):
     changes = {"nodes": [1], "batches": [2], "device": "cpu", "compute_ms": None, "seconds": 3}
     code, trial = sweep(tmp_path, "training", data="shards:/srv/data/standin", **changes)
     assert code == 0, trial["error"]
@@ -116,8 +116,8 @@ def test_real_training_takes_its_images_from_disk(trials, tmp_path):
     assert all(0 < loss < 100 for loss in trial["loss"])
 
 
-def test_server_that_is_gone_is_named(trials, tmp_path):
-    """The point fails with the shard's name; nothing hangs."""
+def test_stopped_data_server_is_named(trials, tmp_path):
+    """The point fails with the name of the shard, and nothing hangs."""
     run("podman", "exec", f"{ENV}-head", "systemctl", "stop", "nginx.service")
     code, trial = sweep(tmp_path, "gone", data=PLAN["data"][1])
     assert code == 1
@@ -126,7 +126,7 @@ def test_server_that_is_gone_is_named(trials, tmp_path):
     podman("exec", f"{ENV}-head", "systemctl", "start", "nginx.service")
 
 
-def test_workers_and_management_network_serve_nothing(trials):
+def test_only_the_heads_fabric_address_serves_data(trials):
     code = "import socket; socket.create_connection(('{}', 8880), 2)"
     contract = json.loads(run(ROOT / f"inventories/{ENV}/terraform.py").stdout)["_meta"]["hostvars"]
     head = contract["head"]
