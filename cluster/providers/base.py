@@ -26,7 +26,7 @@ class Check:
 
 @dataclass(frozen=True)
 class NodeState:
-    """state is `running` or the provider's name for another state; since is the start time in seconds since the epoch."""
+    """state: `running` or the provider's own word; since: the start time in seconds since the epoch."""
 
     state: str
     since: int | None = None
