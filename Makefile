@@ -22,6 +22,9 @@ plan: setup ## show what a deploy would change, without changing it   [ENV= NODE
 status: setup ## show each node and whether it works   [ENV=]
 	@$(CLUSTER) status
 
+config: setup ## print the completed cluster.yml: every field and default   [ENV= NODES=]
+	@$(CLUSTER) config $(COUNT)
+
 doctor: setup ## find what is missing or broken, with the command that fixes it   [ENV=]
 	@$(CLUSTER) doctor
 

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from cluster import roles, wheelhouse
-from cluster.core.config import ROOT, Cluster
+from cluster.core.config import ROOT, Cluster, layout, versions
 from cluster.core.process import run_logged
 from cluster.core.state import CACHE, State
 
@@ -71,7 +71,7 @@ def node_key(cluster: Cluster, wheelhouses: Iterable[str] | None = None) -> str:
     """What the install halves of the cluster's roles depend on."""
     active = roles.active(cluster)
     files = [path for role in active for path in role_files(role)]
-    files += [ROOT / "ansible/image.yml", ROOT / "versions.yml"]
+    files += [ROOT / "ansible/image.yml", ROOT / "versions.yml", ROOT / "cluster/core/layout.yml"]
     files += [wheelhouse.LOCKS[name] for name in wheelhouses or wheelhouses_of(cluster)]
     return digest_of(files, base_key(cluster.os_release), cluster.storage.backend, *active)
 
@@ -91,6 +91,8 @@ def node_variables(state: State, cluster: Cluster) -> dict[str, object]:
     """What the install halves need to know; the inventory gives the same to deployed nodes."""
     return {
         "state_dir": str(state.dir),
+        "versions": versions(),
+        "layout": dict(layout()),
         "cluster_roles": roles.active(cluster),
         "node_key": node_key(cluster),
         "shared_storage_backend": cluster.storage.backend,

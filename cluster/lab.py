@@ -5,18 +5,16 @@ from __future__ import annotations
 import hashlib
 import ipaddress
 import json
-import os
 import secrets
 import ssl
 import subprocess
 import tempfile
 from pathlib import Path
 
-from cluster.core import config
 from cluster.core.config import Cluster
 from cluster.core.contract import Contract
 from cluster.core.errors import InfraError, UserError
-from cluster.core.state import State
+from cluster.core.state import State, write_file
 from cluster.providers.certificate import require_private
 from cluster.terraform import read_output
 
@@ -28,11 +26,11 @@ def prepare(state: State, cluster: Cluster, contract: Contract) -> None:
     if not cluster.features.jupyterlab:
         return
     if not state.lab_token.exists():
-        write_private(state.lab_token, secrets.token_urlsafe(32))
+        write_file(state.lab_token, secrets.token_urlsafe(32))
     given = cluster.jupyterlab
     if given.certificate and given.key:
-        write_private(state.lab_certificate, read_pem(given.certificate, "certificate"))
-        write_private(state.lab_key, read_pem(given.key, "key"))
+        write_file(state.lab_certificate, read_pem(given.certificate, "certificate"))
+        write_file(state.lab_key, read_pem(given.key, "key"))
         try:
             ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(state.lab_certificate, state.lab_key, password="")
         except (ssl.SSLError, OSError) as error:
@@ -45,14 +43,6 @@ def prepare(state: State, cluster: Cluster, contract: Contract) -> None:
     address = contract.nodes[contract.head].management_address
     if not is_valid_for(state.lab_certificate, address):
         generate(state, cluster.name, address)
-
-
-def write_private(path: Path, text: str) -> None:
-    """Replace the file at once; other users can never read it."""
-    handle, name = tempfile.mkstemp(dir=path.parent)  # 0600
-    with os.fdopen(handle, "w") as file:
-        file.write(text)
-    Path(name).replace(path)
 
 
 def read_pem(text: str, field: str) -> str:
@@ -98,8 +88,8 @@ def generate(state: State, name: str, address: str) -> None:
         done = subprocess.run(argv, capture_output=True, text=True, check=False)
         if done.returncode:
             raise InfraError(f"openssl: cannot create a certificate: {done.stderr.strip().splitlines()[-1]}")
-        write_private(state.lab_key, key.read_text())
-        write_private(state.lab_certificate, certificate.read_text())
+        write_file(state.lab_key, key.read_text())
+        write_file(state.lab_certificate, certificate.read_text())
 
 
 def fingerprint(certificate: Path) -> str:
@@ -115,7 +105,8 @@ def url(cluster: Cluster, contract: Contract) -> str:
 
 
 def run(env: str, show_token: bool, as_json: bool) -> int:
-    cluster, state = config.load(env), State(env)
+    state = State(env)
+    cluster = state.cluster()
     if not cluster.features.jupyterlab:
         raise UserError(
             f"ENV={env}: no JupyterLab; set features.jupyterlab: true in cluster.yml and run `make deploy ENV={env}`"

@@ -45,15 +45,13 @@ def phase(name: str) -> Iterator[None]:
     say(f"{name}: done in {time.monotonic() - start:.1f} s")
 
 
-def playbook(state: State, name: str, *options: str) -> str:
-    argv: list[str | Path] = [
-        "ansible-playbook",
-        "-i",
-        ROOT / "inventories" / state.env,
-        ROOT / "ansible" / name,
-        *options,
-    ]
-    return run_logged(argv, state.log("ansible"), state.environment(), f"ansible/{name}", cwd=ROOT)
+def playbook(state: State, name: str, *options: str, cluster_file: Path | None = None) -> str:
+    # As an extra variable: those of group_vars, where cluster.yml is, win over the inventory's.
+    file = cluster_file or state.cluster_file
+    given: list[str | Path] = ["-i", ROOT / "inventories" / state.env, "-e", f"@{file}", *options]
+    env = state.environment() | {"CLUSTER_FILE": str(file)}
+    argv = ["ansible-playbook", *given, ROOT / "ansible" / name]
+    return run_logged(argv, state.log("ansible"), env, f"ansible/{name}", cwd=ROOT)
 
 
 def count_changes(output: str) -> int:
@@ -145,8 +143,8 @@ def next_steps(env: str, contract: Contract, has_lab: bool) -> None:
 
 
 def status(env: str, as_json: bool) -> int:
-    cluster = config.load(env)
     state = State(env)
+    cluster = state.cluster()
     contract = read_output(state)
     provider = registry.provider(state, cluster)
     real = provider.node_states(contract)
@@ -185,7 +183,8 @@ def status(env: str, as_json: bool) -> int:
 
 
 # What must be true on a node after the roles ran: their units are active and nothing failed.
-ROLES_OK = "systemctl is-active -q nftables fabric-rate cluster-hosts ssh && test -x /opt/horovod/bin/horovodrun"
+UNITS = "systemctl is-active -q nftables fabric-rate cluster-hosts ssh"
+ROLES_OK = f"{UNITS} && test -x {config.layout()['venv']}/bin/horovodrun"
 
 
 def ping(contract: Contract) -> dict[str, bool]:
@@ -198,7 +197,7 @@ def ping(contract: Contract) -> dict[str, bool]:
 
 
 def shell(env: str, node: str) -> None:
-    provider = config.load(env).provider
+    provider = State(env).cluster().provider
     if not registry.PROVIDERS[provider].has_nodes:
         raise UserError(f"ENV={env}: provider {provider} has no nodes to log in to; gpulab-cli has an ssh command")
     contract = read_output(State(env))
@@ -210,8 +209,8 @@ def shell(env: str, node: str) -> None:
 
 
 def destroy(env: str) -> None:
-    cluster = config.load(env)
     state = State(env)
+    cluster = state.cluster()
     provider = registry.provider(state, cluster)
     with state.locked():
         end_leftovers(state.dir)
@@ -232,7 +231,7 @@ def destroy(env: str) -> None:
 def renew(env: str) -> None:
     state = State(env)
     with state.locked():
-        say(registry.provider(state, config.load(env)).renew())
+        say(registry.provider(state, state.cluster()).renew())
 
 
 def training_image(env: str, device: str) -> None:

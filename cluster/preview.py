@@ -1,6 +1,8 @@
-"""`cluster plan`: what a deploy would change, without changing it."""
+"""`cluster plan` and `cluster config`: what a deploy would change, and the completed cluster.yml."""
 
 from __future__ import annotations
+
+import json
 
 from cluster import lab
 from cluster.core import config
@@ -11,6 +13,12 @@ from cluster.providers import registry
 from cluster.terraform import Root, read_output
 
 
+def show_config(env: str, nodes: int | None, as_json: bool) -> int:
+    cluster = config.load(env, nodes)
+    print(json.dumps({"cluster": cluster.model_dump(mode="json")}, indent=1) if as_json else cluster.text(), end="")
+    return 0
+
+
 def run(env: str, nodes: int | None) -> int:
     cluster = config.load(env, nodes)
     state = State(env)
@@ -19,9 +27,11 @@ def run(env: str, nodes: int | None) -> int:
         provider = registry.provider(state, cluster)
         provider.prepare(say)
         provider.ensure_image(say)
-        root = Root(state, cluster, provider)
+        # The completed file of the last deploy stays: it describes the nodes that run.
+        planned = state.dir / "planned.yml"
+        root = Root(state, cluster, provider, planned)
         if cluster.provider == "baremetal":
-            # Its Terraform only writes down what is there, and the inventory needs that.
+            # It creates nothing, and the inventory needs its output.
             root.apply([])
         else:
             changed, text = root.plan()
@@ -29,9 +39,9 @@ def run(env: str, nodes: int | None) -> int:
         try:
             contract = read_output(state)
         except InfraError:
-            say("no node is up yet, so there is nothing to ask Ansible about")
+            say("ansible: no nodes yet")
             return 0
         lab.prepare(state, cluster, contract)
         say(f"ansible: what would change on {len(contract.nodes)} nodes")
-        print(playbook(state, "site.yml", "--check", "--diff"))
+        print(playbook(state, "site.yml", "--check", "--diff", cluster_file=planned))
     return 0

@@ -1,4 +1,4 @@
-"""python-terraform behind plan, apply, destroy and output. It predates Terraform 1.x; what that takes is here."""
+"""plan, apply, destroy and output with python-terraform, and its adaptation to Terraform 1.x."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from typing import Any
 from python_terraform import IsFlagged, IsNotFlagged, Terraform
 
 from cluster.core import contract, errors
-from cluster.core.config import ROOT, Cluster, cluster_file
+from cluster.core.config import ROOT, Cluster
 from cluster.core.errors import InfraError
 from cluster.core.process import reason
-from cluster.core.state import State, terraform_binary
+from cluster.core.state import State, terraform_binary, write_file
 from cluster.providers.base import Provider
 
 
 @contextmanager
 def interrupted_last() -> Iterator[None]:
-    """Ctrl-C reaches Terraform as well, and it stops in order. Were we gone before it, it would die at its next line of
-    output, before it has written down what it created."""
+    """Let Terraform handle Ctrl-C first. If we ended before it, it would die at its next line of output and lose the
+    record of what it created."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -45,7 +45,7 @@ MOVED_TOOLS = {
     r"-m cluster\.gpulab\.deployment": "-m cluster.providers.gpulab.deployment",
     r"-m cluster\.virtualwall\.experiment": "-m cluster.providers.virtualwall.experiment",
 }
-# What it would print on standard error is in our own words already.
+# Its errors are reported by _checked.
 logging.getLogger("python_terraform").addHandler(logging.NullHandler())
 logging.getLogger("python_terraform").propagate = False
 
@@ -53,8 +53,9 @@ logging.getLogger("python_terraform").propagate = False
 class Root:
     """One Terraform root with the state of one environment."""
 
-    def __init__(self, state: State, cluster: Cluster, provider: Provider) -> None:
+    def __init__(self, state: State, cluster: Cluster, provider: Provider, cluster_file: Path | None = None) -> None:
         self.state, self.cluster, self.provider = state, cluster, provider
+        self.cluster_file = cluster_file or state.cluster_file
         self.dir = ROOT / "terraform" / cluster.provider
         # python-terraform passes its own process's environment on.
         os.environ.update(state.environment())
@@ -75,24 +76,26 @@ class Root:
 
     def init(self) -> None:
         rename_tools(self.state.tfstate)
-        if not (self.state.dir / "terraform/modules/modules.json").exists():
+        installed = self.state.dir / "terraform/modules/modules.json"
+        changed = max(path.stat().st_mtime for path in self.dir.glob("*.tf"))
+        if not installed.exists() or installed.stat().st_mtime < changed:
             self._checked("init", self._terraform.init(input=False, no_color=IsFlagged))
 
     def _options(self) -> dict[str, Any]:
+        write_file(self.cluster_file, self.cluster.text())
         return {
             "state": str(self.state.tfstate),
             "input": False,
             "no_color": IsFlagged,
             "var": {
-                "cluster_file": str(cluster_file(self.state.env)),
-                "nodes": str(self.cluster.nodes),
+                "cluster_file": str(self.cluster_file),
                 "state_dir": str(self.state.dir),
                 **self.provider.variables(),
             },
         }
 
     def apply(self, replace: list[str]) -> str:
-        """Create what is missing; replace has the addresses of what is gone behind Terraform's back."""
+        """Create what is missing, and again the addresses in replace, which Terraform believes to exist."""
         self.init()
         options = self._options() | ({"replace": replace} if replace else {})
         with interrupted_last():

@@ -13,9 +13,9 @@ from typing import Annotated, Literal
 import yaml
 from pydantic import ConfigDict, Field, ValidationError
 
-from cluster.core.config import ROOT, one_line
+from cluster.core.config import ROOT
 from cluster.core.contract import Fabric
-from cluster.core.errors import UserError
+from cluster.core.errors import UserError, one_line
 from cluster.core.sections import Section
 
 Algorithm = Literal["default", "recursive_doubling", "ring", "segmented_ring", "rabenseifner"]
@@ -69,7 +69,7 @@ SHIPPED: dict[str, Tuning] = {
 
 
 def fabric_class(fabric: Fabric) -> str:
-    if fabric.transport == "verbs":
+    if fabric.transport != "tcp":
         return "verbs"
     if fabric.rate_gbps <= 2:
         return "1G"

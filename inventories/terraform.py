@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""Ansible's dynamic inventory, made from Terraform's output `cluster`.
+"""Ansible's dynamic inventory, made from Terraform's output `cluster` and the completed cluster.yml of the last deploy.
 
 The environment is the folder it is called from (inventories/<env>/terraform.py is a link to this file) or ENV.
+CLUSTER_FILE names another completed cluster.yml.
 """
 
 from __future__ import annotations
@@ -40,6 +41,8 @@ def inventory(contract: Contract, state: State, cluster: Cluster) -> dict[str, A
     hostvars = {
         name: {
             "ansible_host": node.management_address,
+            # Of each host: for group_vars, where cluster.yml is, would win over a variable of a group.
+            "cluster": cluster.model_dump(mode="json"),
             "node_index": node.index,
             "node_fabric_addresses": node.fabric_addresses,
             "node_gpus": node.gpus,
@@ -73,7 +76,9 @@ def main() -> int:
     env = os.environ.get("ENV", "local") if called.name == "inventories" else called.name
     try:
         state = State(env)
-        print(json.dumps(inventory(read_output(state), state, config.load(env)), indent=1))
+        file = os.environ.get("CLUSTER_FILE")
+        cluster = config.read(Path(file)) if file else state.cluster()
+        print(json.dumps(inventory(read_output(state), state, cluster), indent=1))
     except (UserError, InfraError) as error:
         print(f"inventory: {error}", file=sys.stderr)
         return error.exit_code

@@ -1,6 +1,7 @@
 """Generate what the documents repeat: roles/README.md from each role's meta/argument_specs.yml and tests,
-docs/trials.schema.json from the model of a trial, the table in docs/sweep.md from the model of a plan, and README.md's
-picture and verdict from the run in docs/example. --check reports what is stale.
+docs/trials.schema.json and docs/cluster.schema.json from the models of a trial and of cluster.yml, the table in
+docs/sweep.md from the model of a plan, README.md's picture and verdict from the run in docs/example. --check reports
+what is stale.
 
 A test's name is the claim it proves, so the tables cannot promise what is not tested.
 """
@@ -19,10 +20,11 @@ import yaml
 
 from bench.plan.schema import Plan
 from bench.results.trial import Trial
+from cluster.core.config import ClusterFile
 
 ROOT = Path(__file__).resolve().parent.parent
 TARGET = ROOT / "roles/README.md"
-SCHEMA = ROOT / "docs/trials.schema.json"
+SCHEMAS = {"docs/trials.schema.json": Trial, "docs/cluster.schema.json": ClusterFile}
 SWEEP = ROOT / "docs/sweep.md"
 README = ROOT / "README.md"
 HEAD = """# Roles
@@ -154,10 +156,11 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 when a file is stale")
     args = parser.parse_args()
     text = HEAD + SCENARIOS + "".join(map(scenarios, roles())) + "".join(map(variables, roles()))
-    schema = json.dumps(Trial.model_json_schema(), indent=1) + "\n"
     html, verdict = picture.example()
     readme = between_marks(README.read_text(), "docs/example/quick", f"> {verdict}", "README.md")
-    wanted = {TARGET: text, SCHEMA: schema, SWEEP: plan_table(SWEEP.read_text()), README: readme}
+    wanted = {TARGET: text, SWEEP: plan_table(SWEEP.read_text()), README: readme}
+    for name, model in SCHEMAS.items():
+        wanted[ROOT / name] = json.dumps(model.model_json_schema(), indent=1) + "\n"
     stale = [path for path, content in wanted.items() if not path.exists() or path.read_text() != content]
     stale += [path for path in picture.PICTURES if picture.shows(path) != picture.digest(html)]
     for path in stale:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import subprocess
@@ -16,11 +17,24 @@ from cluster.core.errors import InfraError, UserError
 from cluster.core.state import State
 from cluster.terraform import read_output
 
-DEFAULTS = ROOT / "roles/data/defaults/main.yml"
+
+def role_variables(state: State, node: str) -> dict[str, str]:
+    """The variables of the role data as a node gets them: its defaults, unless the environment sets others."""
+    defaults = yaml.safe_load((ROOT / "roles/data/defaults/main.yml").read_text())
+    wanted = {name: f"{{{{ {name} | default({value!r}) }}}}" for name, value in defaults.items()}
+    inventories = ["-i", ROOT / "inventories" / state.env, "-i", ROOT / "inventories/terraform.py"]
+    argv: list[str | Path] = ["ansible", node, *inventories, "-m", "ansible.builtin.debug", "-a", json.dumps({"msg": wanted})]
+    done = subprocess.run(argv, env=state.environment() | {"ANSIBLE_NOCOLOR": "1"}, capture_output=True, text=True)
+    if done.returncode:
+        raise InfraError(
+            f"ansible: cannot read the variables of {node}: {' '.join(done.stdout.split()) or done.stderr}"
+        )
+    found: dict[str, str] = json.loads(done.stdout[done.stdout.index("=>") + 2 :])["msg"]
+    return found
 
 
 def push(folder: Path, env: str, name: str) -> str:
-    """Returns the address a plan reads the shards from."""
+    """Returns the address from which a plan reads the shards."""
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
         raise UserError(f"--name: {name!r} must be letters, digits, dots and dashes")
     shards.load_index(str(folder))
@@ -28,22 +42,25 @@ def push(folder: Path, env: str, name: str) -> str:
     if not state.tfstate.exists():
         raise UserError(f"--env: nothing is deployed in {env}; run `make deploy ENV={env}`")
     contract = read_output(state)
-    served = yaml.safe_load(DEFAULTS.read_text())
-    head = next(iter(dict(contract.ordered())))
+    served = role_variables(state, contract.head)
     target = f"{served['data_dir']}/{name}"
     command = (
         f"test -d {served['data_dir']} || {{ echo the feature data is off on this cluster >&2; exit 1; }}; "
         f"sudo mkdir -p {shlex.quote(target)} && sudo tar -x --no-same-owner -C {shlex.quote(target)}"
     )
-    # Shards first: an index never names what is not there yet.
+    # Shards first, so that the index never names a missing file.
     names = sorted((path.name for path in folder.iterdir() if path.suffix in (".tar", ".idx")), reverse=True)
     with subprocess.Popen(
         ["tar", "-c", "-C", str(folder), "--owner=0", "--group=0", "--mode=a=rX", *names, shards.INDEX],
         stdout=subprocess.PIPE,
     ) as packing:
         done = subprocess.run(
-            ssh.argv(contract, head, command), stdin=packing.stdout, capture_output=True, text=True, check=False
+            ssh.argv(contract, contract.head, command),
+            stdin=packing.stdout,
+            capture_output=True,
+            text=True,
+            check=False,
         )
     if done.returncode or packing.returncode:
-        raise InfraError(f"{head}: cannot copy to {target}: {done.stderr.strip() or 'tar failed'}")
-    return f"http://{head}:{served['data_port']}/{name}"
+        raise InfraError(f"{contract.head}: cannot copy to {target}: {done.stderr.strip() or 'tar failed'}")
+    return f"http://{contract.head}:{served['data_port']}/{name}"

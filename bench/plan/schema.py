@@ -8,8 +8,7 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from cluster.core.config import one_line
-from cluster.core.errors import UserError
+from cluster.core.errors import UserError, one_line
 
 PLANS = Path(__file__).parent / "shipped"
 

@@ -10,9 +10,9 @@ from types import MappingProxyType
 from bench.catalogue import gpu_rates, models
 from bench.plan import scale_model
 from bench.plan.schema import Plan
-from bench.results.trial import Point, TransportName
+from bench.results.trial import Point
 from cluster import tuning
-from cluster.core.contract import Contract
+from cluster.core.contract import Contract, TransportName
 from cluster.tuning import Tuning
 
 Tuned = Mapping[str, Tuning]

@@ -7,8 +7,9 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from cluster.core.contract import TransportName
+
 SCHEMA_VERSION = 2
-TransportName = Literal["tcp", "verbs", "efa"]
 
 
 class Record(BaseModel):

@@ -11,7 +11,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import yaml
 from rich.table import Table
 
 from bench.plan import check, schema, unfold
@@ -44,7 +43,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     wanted = schema.load(args.plan)
     state = State(args.env)
-    cluster = config.load(args.env)
+    cluster = state.cluster()
     if args.dry_run:
         contract = read_output(state) if state.tfstate.exists() else None
         available = executors.size(contract, cluster) if contract else max(*wanted.nodes, cluster.nodes)
@@ -121,7 +120,7 @@ def provenance(env: str, contract: Contract) -> dict[str, Any]:
         "kernel": platform.release(),
         "nodes": {name: node.model_dump() for name, node in contract.ordered()},
         "fabrics": {name: fabric.model_dump() for name, fabric in contract.fabrics.items()},
-        "cluster": yaml.safe_load(config.cluster_file(env).read_text())["cluster"],
+        "cluster": State(env).cluster().model_dump(mode="json"),
         "worker": worker_files.digest(),
     }
 

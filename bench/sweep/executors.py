@@ -13,7 +13,8 @@ from bench.plan import unfold
 from bench.sweep import launch as launchers
 from bench.sweep.launch import Launch, SpecFile
 from bench.worker.protocol import Spec
-from cluster.core import config, ssh, worker_files
+from cluster.core import ssh, worker_files
+from cluster.core.config import Cluster
 from cluster.core.contract import Contract
 from cluster.core.errors import InfraError, UserError
 from cluster.core.state import State
@@ -81,7 +82,7 @@ class GpulabExecutor:
     grace = 300.0
 
     def __init__(self, contract: Contract, env: str) -> None:
-        self.state, self.cluster = State(env), config.load(env)
+        self.state, self.cluster = State(env), State(env).cluster()
         self.provider = Gpulab(self.state, self.cluster)
         self.contract = self.with_interface(contract)
         self.suffix = "-1xN" if unfold.one_job(contract) else "-Nx1"
@@ -140,7 +141,7 @@ def make(contract: Contract, env: str) -> SshExecutor | GpulabExecutor:
     return GpulabExecutor(contract, env) if contract.provider == "gpulab" else SshExecutor(contract)
 
 
-def size(contract: Contract, cluster: config.Cluster) -> int:
+def size(contract: Contract, cluster: Cluster) -> int:
     """How many nodes a plan may use; one job counts its GPUs."""
     if unfold.one_job(contract):
         return contract.nodes[contract.head].gpus or cluster.nodes

@@ -6,12 +6,13 @@ from dataclasses import dataclass, field
 
 from cluster import tuning
 from cluster.core import worker_files
+from cluster.core.config import layout
 from cluster.tuning import Tuning
 
-PYTHON = "/opt/horovod/bin/python"
+PYTHON = f"{layout()['venv']}/bin/python"
 # Our wrapper checks host keys; Horovod's own command does not (roles/horovod).
 HOROVODRUN = "/usr/local/bin/horovodrun"
-TORCHRUN = "/opt/horovod/bin/torchrun"
+TORCHRUN = f"{layout()['venv']}/bin/torchrun"
 MASTER_PORT = 29500
 
 

@@ -20,6 +20,7 @@ from bench.sweep.launch import Launch, SpecFile
 from bench.sweep.progress import Progress, console, label
 from bench.worker.protocol import Spec
 from cluster.core import ssh
+from cluster.core.config import layout
 from cluster.core.contract import Contract
 from cluster.core.errors import InfraError, UserError
 from cluster.tuning import Tuning
@@ -131,7 +132,7 @@ class Sweep:
         summed = [point for point in groups[-1].points if point.compression != "1bit"] or groups[-1].points
         group = replace(groups[-1], points=tuple(summed[-1:]))
         target = self.folder.folder / f"timeline-{group.points[0].id}.json"
-        remote = f"/home/horovod/timeline-{int(time.time())}.json"
+        remote = f"/home/{layout()['user']}/timeline-{int(time.time())}.json"
         file = self.executor.install(self.names[: group.nodes], self.build_spec([group], check=False, real_time=True))
         scaling = spec.scaling_of(self.plan, group, self.shaped, real_time=True)
         launch = replace(self.launch(group, file, scaling), timeline=remote)

@@ -1,18 +1,22 @@
-"""What a cluster.yml may say, and the one-line errors for what it may not."""
+"""cluster.yml: read once, completed with every default, and checked. Terraform, Ansible and bench get the result."""
 
 from __future__ import annotations
 
 import ipaddress
 import re
+import sys
+from collections.abc import Mapping
+from functools import cache
 from itertools import combinations
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import Field, ValidationError, model_validator
 
 from cluster.core import paths, prices
-from cluster.core.errors import UserError
+from cluster.core.errors import UserError, one_line
 from cluster.core.sections import (
     Aws,
     Baremetal,
@@ -30,26 +34,30 @@ from cluster.core.sections import (
 
 ROOT = paths.ROOT
 MAX_NODES = 64
-# A shorter prefix than this is not somebody's network; halves of the world are the world too.
-NARROWEST_WORLD = 8
+# A shorter prefix counts as the whole internet: 0.0.0.0/1 and 128.0.0.0/1 together are all of it.
+SHORTEST_PREFIX = 8
 
 
 class Cluster(Section):
-    name: Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]{0,19}$")]
-    provider: Literal["local", "aws", "baremetal", "virtualwall", "gpulab"]
-    nodes: Annotated[int, Field(ge=1, le=MAX_NODES)]
-    os_release: Literal["bookworm", "trixie"] = "bookworm"
+    """The cluster you want."""
+
+    name: Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]{0,19}$", description="prefix of all names: a-z, 0-9 and -")]
+    provider: Literal["local", "aws", "baremetal", "virtualwall", "gpulab"] = Field(
+        description="where nodes run; each provider but local has a section of its name"
+    )
+    nodes: Annotated[int, Field(ge=1, le=MAX_NODES, description="number of nodes: one head, the others are workers")]
+    os_release: Literal["bookworm", "trixie"] = Field(default="bookworm", description="Debian release of the nodes")
     networks: Networks | None = None
-    admin_cidrs: Annotated[list[Subnet], Field(min_length=1)]
-    allow_world_open: bool = False
+    admin_cidrs: Annotated[list[Subnet], Field(min_length=1, description="networks that may reach SSH and JupyterLab")]
+    allow_world_open: bool = Field(default=False, description="allow admin_cidrs to be the whole internet")
     ports: Ports = Ports()
     features: Features = Features()
     storage: Storage = Storage()
     jupyterlab: JupyterLab = JupyterLab()
-    fabrics: Annotated[dict[str, Fabric], Field(min_length=1)]
-    active_fabric: str
-    gpus_per_node: Annotated[int, Field(ge=0, le=16)] = 0
-    gpu_model: str = "none"
+    fabrics: Annotated[dict[str, Fabric], Field(min_length=1, description="name -> network for training traffic")]
+    active_fabric: str = Field(description="fabric that a new cluster is configured for")
+    gpus_per_node: Annotated[int, Field(ge=0, le=16, description="real GPUs in each node; bench can emulate some")] = 0
+    gpu_model: str = Field(default="none", description="GPU model, such as v100")
     aws: Aws | None = None
     baremetal: Baremetal | None = None
     virtualwall: VirtualWall | None = None
@@ -62,9 +70,9 @@ class Cluster(Section):
         if self.provider != "local" and getattr(self, self.provider) is None:
             raise ValueError(f"{self.provider}: missing; provider {self.provider} needs a section of that name")
         if self.baremetal and self.nodes > len(self.baremetal.hosts):
-            raise ValueError(f"nodes: {self.nodes} are asked for, but baremetal.hosts has {len(self.baremetal.hosts)}")
+            raise ValueError(f"nodes: {self.nodes}, but baremetal.hosts has {len(self.baremetal.hosts)}; add hosts")
         if self.baremetal and self.baremetal.networks.keys() != self.fabrics.keys():
-            raise ValueError("baremetal.networks: give interface and subnet of each of fabrics, and of no other")
+            raise ValueError("baremetal.networks: give each of fabrics an interface and a subnet, and no other")
         possible = {"local": ("glusterfs", "none"), "gpulab": ("none",)}.get(self.provider)
         if possible and self.storage.backend not in possible:
             fix = f"write {' or '.join(possible)}"
@@ -78,21 +86,23 @@ class Cluster(Section):
             if net.num_addresses < self.nodes + 20:
                 raise ValueError(f"networks.{key}: {net} is too small for {self.nodes} nodes; use a /24 or larger")
         if self.virtualwall:
-            self.virtualwall.fit(self.fabrics, self.nodes)
+            self.virtualwall.check_lans(self.fabrics, self.nodes)
         if self.active_fabric not in self.fabrics:
             known = ", ".join(self.fabrics)
             raise ValueError(f"active_fabric: unknown fabric {self.active_fabric!r}; choose one of {known}")
-        for key in self.fabrics:
+        for key, fabric in self.fabrics.items():
             if not re.fullmatch(r"[a-z0-9]+", key):
                 raise ValueError(f"fabrics.{key}: use lower-case letters and digits only")
+            if fabric.transport == "efa" and self.provider != "aws":
+                raise ValueError(f"fabrics.{key}.transport: only provider aws has efa; write verbs or tcp")
         for cidr in self.admin_cidrs:
-            if ipaddress.ip_network(cidr).prefixlen < NARROWEST_WORLD and not self.allow_world_open:
+            if ipaddress.ip_network(cidr).prefixlen < SHORTEST_PREFIX and not self.allow_world_open:
                 fix = "name the networks you work from, or set allow_world_open: true"
                 raise ValueError(f"admin_cidrs: {cidr} opens SSH to the world; {fix}")
         return self
 
     def gpus(self) -> list[int]:
-        """GPUs of each node, the head's first, as far as cluster.yml tells."""
+        """GPUs of each node, the head first."""
         if self.baremetal:
             return [host.gpus for host in self.baremetal.hosts[: self.nodes]]
         each, head = self.gpus_per_node, self.gpus_per_node
@@ -101,16 +111,15 @@ class Cluster(Section):
             head = prices.types()[self.aws.head_type or self.aws.instance_type].gpus
         return [head, *[each] * (self.nodes - 1)]
 
+    def text(self) -> str:
+        """The completed cluster.yml."""
+        return yaml.safe_dump({"cluster": self.model_dump(mode="json")}, sort_keys=False)
 
-def one_line(error: ValidationError, prefix: str) -> str:
-    """The first problem of a ValidationError as 'where: what', with the path a user can search for."""
-    first = error.errors()[0]
-    where = ".".join([prefix, *(str(part) for part in first["loc"])])
-    text = first["msg"].removeprefix("Value error, ")
-    got = "" if first["type"] in ("missing", "value_error") else f", got {first['input']!r}"
-    if first["type"] == "extra_forbidden":
-        text, got = "unknown field; remove it or correct its spelling", ""
-    return f"{where}: {text}{got}".replace("\n", " ")
+
+class ClusterFile(Section):
+    """A cluster.yml: what docs/cluster.schema.json is made from."""
+
+    cluster: Cluster
 
 
 def env_dir(env: str) -> Path:
@@ -125,9 +134,12 @@ def cluster_file(env: str) -> Path:
 
 
 def load(env: str, nodes: int | None = None) -> Cluster:
-    """Read and check inventories/<env>/group_vars/all/cluster.yml; nodes overrides its count."""
-    path = cluster_file(env)
-    label = path.relative_to(ROOT)
+    """inventories/<env>/group_vars/all/cluster.yml, completed; nodes overrides its count."""
+    return read(cluster_file(env), nodes)
+
+
+def read(path: Path, nodes: int | None = None) -> Cluster:
+    label = str(path.relative_to(ROOT))
     try:
         content: Any = yaml.safe_load(path.read_text())
     except yaml.YAMLError as error:
@@ -137,12 +149,35 @@ def load(env: str, nodes: int | None = None) -> Cluster:
     values = dict(content["cluster"])
     if nodes is not None:
         values["nodes"] = nodes
+    rename_transports(values, label)
     try:
         return Cluster.model_validate(values)
     except ValidationError as error:
         raise UserError(f"{label}: {one_line(error, 'cluster')}") from None
 
 
+def rename_transports(values: dict[str, Any], label: str) -> None:
+    """Accept the transport names of earlier versions, with a hint."""
+    fabrics = values.get("fabrics")
+    new = {"rdma": "efa", "verbs": "efa"} if values.get("provider") == "aws" else {"rdma": "verbs"}
+    for name, fabric in fabrics.items() if isinstance(fabrics, dict) else ():
+        old = fabric.get("transport") if isinstance(fabric, dict) else None
+        if old in new:
+            print(f"{label}: cluster.fabrics.{name}.transport: {old} is now {new[old]}; write that", file=sys.stderr)
+            fabric["transport"] = new[old]
+
+
 def versions() -> dict[str, str]:
+    """versions.yml, and torch from the file that pip-compile reads."""
     content: dict[str, dict[str, str]] = yaml.safe_load((ROOT / "versions.yml").read_text())
-    return content["versions"]
+    torch = re.search(r"^torch==(\S+)$", (ROOT / "requirements/nodes.in").read_text(), re.MULTILINE)
+    if not torch:
+        raise UserError("requirements/nodes.in: torch: missing; pin it as torch==VERSION")
+    return {**content["versions"], "torch": torch[1]}
+
+
+@cache
+def layout() -> Mapping[str, str]:
+    """Accounts and folders on a node; Ansible gets the same as the variable `layout`."""
+    content = yaml.safe_load((Path(__file__).parent / "layout.yml").read_text())
+    return MappingProxyType(content["layout"])

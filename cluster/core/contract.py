@@ -6,8 +6,10 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from cluster.core.config import one_line
-from cluster.core.errors import InfraError
+from cluster.core.errors import InfraError, one_line
+
+# How a fabric sends bytes: sockets, RDMA over InfiniBand or RoCE, or Amazon's Elastic Fabric Adapter.
+TransportName = Literal["tcp", "verbs", "efa"]
 
 
 class Part(BaseModel):
@@ -34,7 +36,7 @@ class Fabric(Part):
     interface: str
     subnet: str
     rate_gbps: float
-    transport: Literal["tcp", "verbs"]
+    transport: TransportName
     shaped: bool
 
 
@@ -54,7 +56,7 @@ class Contract(Part):
     storage: Storage
 
     def ordered(self) -> list[tuple[str, Node]]:
-        """Nodes as they were numbered; a JSON object's order is not to be trusted."""
+        """Nodes by number: the order of a JSON object means nothing."""
         return sorted(self.nodes.items(), key=lambda item: item[1].index)
 
     @property

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from pydantic import ValidationError
+
 PASSED_ON = "failure.json"
 
 
@@ -18,6 +20,17 @@ class InfraError(Exception):
     """A machine, network, disk or tool failed. What was measured so far is on disk."""
 
     exit_code = 3
+
+
+def one_line(error: ValidationError, prefix: str) -> str:
+    """The first problem of a ValidationError as 'where: what', with the path a user can search for."""
+    first = error.errors()[0]
+    where = ".".join([prefix, *(str(part) for part in first["loc"])])
+    text = first["msg"].removeprefix("Value error, ")
+    got = "" if first["type"] in ("missing", "value_error") else f", got {first['input']!r}"
+    if first["type"] == "extra_forbidden":
+        text, got = "unknown field; remove it or correct its spelling", ""
+    return f"{where}: {text}{got}".replace("\n", " ")
 
 
 def pass_on(folder: Path, error: UserError | InfraError) -> None:

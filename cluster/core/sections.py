@@ -1,4 +1,4 @@
-"""The sections of a cluster.yml: what each may hold. cluster/core/config.py checks them as a whole."""
+"""The sections of cluster.yml: their fields, defaults and limits. cluster/core/config.py checks them together."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from cluster.core import prices
+from cluster.core.contract import TransportName
 
 
 def _subnet(value: str) -> str:
@@ -32,6 +33,7 @@ def _address(value: str) -> str:
 
 
 Address = Annotated[str, AfterValidator(_address)]
+Port = Annotated[int, Field(ge=1, le=65535)]
 
 
 class Section(BaseModel):
@@ -39,36 +41,44 @@ class Section(BaseModel):
 
 
 class Networks(Section):
-    management: Subnet
-    fabric: Subnet
+    """Networks of the local nodes, which must not overlap."""
+
+    management: Subnet = Field(description="network for SSH and JupyterLab; its first address is this machine")
+    fabric: Subnet = Field(description="network for training traffic, closed to everything else")
 
 
 class Ports(Section):
-    ssh: Annotated[int, Field(ge=1, le=65535)] = 22
-    jupyter: Annotated[int, Field(ge=1, le=65535)] = 8888
+    """TCP ports on the nodes."""
+
+    ssh: Port = Field(default=22, description="port of the SSH server")
+    jupyter: Port = Field(default=8888, description="port of JupyterLab on the head")
 
 
 class Fabric(Section):
-    rate_gbps: Annotated[float, Field(gt=0, le=800, strict=False)]
-    transport: Literal["tcp", "verbs"] = "tcp"
-    shaped: bool = False
+    """A network for training traffic."""
+
+    rate_gbps: Annotated[float, Field(gt=0, le=800, strict=False, description="link rate of one node in Gbit/s")]
+    transport: TransportName = Field(
+        default="tcp", description="tcp, verbs (RDMA over InfiniBand or RoCE) or efa (AWS)"
+    )
+    shaped: bool = Field(default=False, description="whether nodes limit the interface to rate_gbps in both directions")
 
 
 class Features(Section):
-    """Roles that a cluster may have or not: the names stand in ansible/roles.yml. Off means nothing is installed."""
+    """Optional roles, named in ansible/roles.yml. false removes the role."""
 
-    data: bool = False
-    jupyterlab: bool = False
-    monitoring: bool = False
-    gpu: bool = False
-    containers: bool = False
+    data: bool = Field(default=False, description="image shards served over HTTP by the head")
+    jupyterlab: bool = Field(default=False, description="JupyterLab on the head")
+    monitoring: bool = Field(default=False, description="Prometheus and exporters")
+    gpu: bool = Field(default=False, description="NVIDIA driver and NCCL, on nodes with GPUs")
+    containers: bool = Field(default=False, description="podman, to train in containers")
 
 
 class JupyterLab(Section):
-    """The certificate that the cluster's JupyterLab shows; without one, deploy makes one."""
+    """TLS certificate of JupyterLab. Without one, deploy creates a self-signed certificate."""
 
     certificate: str | None = Field(default=None, description="PEM file on this machine, with its chain")
-    key: str | None = Field(default=None, description="PEM file of its private key, without a password")
+    key: str | None = Field(default=None, description="PEM file of the private key, without a password")
 
     @model_validator(mode="after")
     def both(self) -> JupyterLab:
@@ -77,7 +87,7 @@ class JupyterLab(Section):
         return self
 
 
-# Folders a share cannot take the place of, and those with something of the system in them.
+# Folders that a share cannot replace, and folders of the operating system.
 TAKEN = {"home", "media", "mnt", "opt", "srv", "tmp", "var"}
 SYSTEM = {"bin", "boot", "dev", "etc", "lib", "lib32", "lib64", "libx32", "proc", "root", "run", "sbin", "sys", "usr"}
 
@@ -92,10 +102,13 @@ def _share_path(value: str) -> str:
 
 
 class Storage(Section):
-    """A folder that all nodes see. none: there is none, and nothing of it is installed."""
+    """A folder that all nodes share."""
 
-    backend: Literal["none", "glusterfs", "nfs", "existing"] = "none"
-    path: Annotated[str, AfterValidator(_share_path)] = "/shared"
+    backend: Literal["none", "glusterfs", "nfs", "existing"] = Field(
+        default="none",
+        description="file system: none, glusterfs or nfs (served by the head), or existing (already mounted)",
+    )
+    path: Annotated[str, AfterValidator(_share_path)] = Field(default="/shared", description="mount point on the nodes")
 
 
 def _instance_type(value: str) -> str:
@@ -109,70 +122,82 @@ InstanceType = Annotated[str, AfterValidator(_instance_type)]
 
 
 class Ami(Section):
-    """The machine image: an id, or the newest with this owner and name."""
+    """The machine image: an id, or the newest image with this owner and name."""
 
-    id: Annotated[str, Field(pattern=r"^ami-[0-9a-f]+$")] | None
-    owner: str
-    name: str
+    id: Annotated[str, Field(pattern=r"^ami-[0-9a-f]+$")] | None = Field(default=None, description="id of the image")
+    owner: str = Field(default="136693071363", description="account that publishes the image; the default is Debian")
+    name: str = Field(default="debian-12-amd64-*", description="name of the image, with wildcards")
 
 
 class Aws(Section):
-    """Nodes on EC2. Every field stands in cluster.yml: Terraform reads them there."""
+    """Nodes on EC2."""
 
-    region: Annotated[str, Field(pattern=r"^[a-z]{2}(-[a-z]+)+-[0-9]$")]
-    zone: str | None
-    network: Subnet | None
-    subnet_id: Annotated[str, Field(pattern=r"^subnet-[0-9a-f]+$")] | None
-    instance_type: InstanceType
-    head_type: InstanceType | None
-    ami: Ami
-    root_gb: Annotated[int, Field(ge=30, le=16384)]
-    scratch: bool
-    interface: str | None
-    placement_group: bool
-    spot: bool
-    data_bucket: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{2,62}$")] | None
-    owner: Annotated[str, Field(min_length=1)]
-    expires_hours: Annotated[int, Field(ge=1)]
-    budget_usd: Annotated[float, Field(gt=0)]
+    region: Annotated[str, Field(pattern=r"^[a-z]{2}(-[a-z]+)+-[0-9]$", description="AWS region")]
+    zone: str | None = Field(default=None, description="availability zone; null: any")
+    network: Subnet | None = Field(
+        default=None, description="address range of the VPC to create; leave out with subnet_id"
+    )
+    subnet_id: Annotated[str, Field(pattern=r"^subnet-[0-9a-f]+$")] | None = Field(
+        default=None, description="existing subnet that you can reach; leave out with network"
+    )
+    instance_type: InstanceType = Field(description="type of the nodes, from cluster/core/instances.yml")
+    head_type: InstanceType | None = Field(default=None, description="type of the head; null: instance_type")
+    ami: Ami = Ami()
+    root_gb: Annotated[int, Field(ge=30, le=16384, description="size of the encrypted gp3 root volume")] = 100
+    scratch: bool = Field(default=True, description="mount the first instance-store disk at /scratch")
+    interface: str | None = Field(
+        default=None, description="name of the first network interface; null: from instances.yml"
+    )
+    placement_group: bool = Field(default=True, description="place the workers close together")
+    spot: bool = Field(default=False, description="spot instances: cheaper, but AWS may stop them")
+    data_bucket: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{2,62}$")] | None = Field(
+        default=None, description="name of an S3 bucket to create; destroy deletes it with its content"
+    )
+    owner: Annotated[str, Field(min_length=1, description="value of the tag Owner on all resources")]
+    expires_hours: Annotated[int, Field(ge=1, description="lifetime in the tag Expires; nothing is stopped")] = 12
+    budget_usd: Annotated[float, Field(gt=0, description="amount above which `make cost` warns")] = 50
 
     @model_validator(mode="after")
     def one_network(self) -> Aws:
         if (self.network is None) == (self.subnet_id is None):
-            raise ValueError("aws.network: give it, or subnet_id of a subnet that exists, and null for the other")
+            raise ValueError("aws.network: give network, or subnet_id of an existing subnet, but not both")
         return self
 
 
 class MetalNetwork(Section):
-    """Where a fabric is on the hosts: the same card on all of them."""
+    """The interface of a fabric, the same on all hosts."""
 
-    interface: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,15}$")]
-    subnet: Subnet
+    interface: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,15}$", description="name of the network interface")]
+    subnet: Subnet = Field(description="address range of the fabric")
 
 
 class Host(Section):
-    name: Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]{0,62}$")]
-    address: Address
-    fabric_addresses: dict[str, Address]
-    gpus: Annotated[int, Field(ge=0, le=16)]
-    gpu_model: str
-    host_key: Annotated[str, Field(pattern=r"^ssh-ed25519 [A-Za-z0-9+/=]+( .*)?$")] | None = None
+    """An existing machine."""
+
+    name: Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]{0,62}$", description="output of `hostname -s` on the host")]
+    address: Address = Field(description="address of its SSH server")
+    fabric_addresses: dict[str, Address] = Field(description="fabric -> address of the host on it")
+    gpus: Annotated[int, Field(ge=0, le=16, description="number of GPUs")] = 0
+    gpu_model: str = Field(default="none", description="GPU model, such as v100")
+    host_key: Annotated[str, Field(pattern=r"^ssh-ed25519 [A-Za-z0-9+/=]+( .*)?$")] | None = Field(
+        default=None, description="public SSH host key; null: `make adopt` shows it and asks"
+    )
 
 
 class Baremetal(Section):
-    """Hosts that exist; the first is the head. Terraform reads these fields in cluster.yml too."""
+    """Existing machines. The first host is the head."""
 
-    user: Annotated[str, Field(pattern=r"^[a-z_][a-z0-9_-]*$")]
-    key: str | None
-    jump_host: str | None
-    networks: dict[str, MetalNetwork]
-    hosts: Annotated[list[Host], Field(min_length=1)]
+    user: Annotated[str, Field(pattern=r"^[a-z_][a-z0-9_-]*$", description="account with a key and passwordless sudo")]
+    key: str | None = Field(default=None, description="private key for the hosts; null: `make adopt` creates one")
+    jump_host: str | None = Field(default=None, description="user@host of an SSH jump host")
+    networks: dict[str, MetalNetwork] = Field(description="fabric -> its interface and subnet")
+    hosts: Annotated[list[Host], Field(min_length=1, description="machines in order; `nodes` of them are used")]
 
     @model_validator(mode="after")
     def consistent(self) -> Baremetal:
         names = [host.name for host in self.hosts]
         if len(set(names)) < len(names):
-            raise ValueError("baremetal.hosts: two have the same name")
+            raise ValueError("baremetal.hosts: two hosts have the same name")
         for host in self.hosts:
             if host.fabric_addresses.keys() != self.networks.keys():
                 wanted = ", ".join(self.networks)
@@ -189,22 +214,20 @@ Urn = Annotated[str, Field(pattern=r"^urn:publicid:IDN\+[^+\s]+\+[a-z]+\+\S+$")]
 class VirtualWall(Section):
     """An experiment on the imec Virtual Wall: bare metal, one LAN per fabric."""
 
-    backend: Literal["jfed", "slices"]
-    project: Annotated[str, Field(min_length=1)]
-    lans: dict[str, Subnet] = Field(description="fabric -> the addresses of its LAN")
-    hardware_type: Annotated[str, Field(pattern=r"^\S+$")]
-    disk_image: Annotated[str, Field(min_length=1)]
-    ssh_key: str = Field(description="private key whose public half your account has on the testbed")
-    jump_host: str | None = Field(default=None, description="user@host to go through; SLICES names its own")
-    hours: Annotated[int, Field(ge=1, le=2160)] = 4
-    ready_minutes: Annotated[int, Field(ge=1, le=240)] = 30
-    # jFed
-    component_manager: Urn | None = None
-    pem: str | None = None
-    password_file: str | None = None
-    jar: str | None = None
-    # SLICES
-    site: str | None = None
+    backend: Literal["jfed", "slices"] = Field(description="tool that reserves the nodes")
+    project: Annotated[str, Field(min_length=1, description="name of your project on the testbed")]
+    lans: dict[str, Subnet] = Field(description="fabric -> address range of its LAN")
+    hardware_type: Annotated[str, Field(pattern=r"^\S+$", description="hardware type; with slices, the flavor")]
+    disk_image: Annotated[str, Field(min_length=1, description="URN of the disk image")]
+    ssh_key: str = Field(description="private key whose public half is in your testbed account")
+    jump_host: str | None = Field(default=None, description="user@host of an SSH jump host; SLICES names its own")
+    hours: Annotated[int, Field(ge=1, le=2160, description="hours until the experiment expires")] = 4
+    ready_minutes: Annotated[int, Field(ge=1, le=240, description="longest wait until the nodes are ready")] = 30
+    component_manager: Urn | None = Field(default=None, description="jFed: URN of the component manager")
+    pem: str | None = Field(default=None, description="jFed: login certificate")
+    password_file: str | None = Field(default=None, description="jFed: file with the password of the certificate")
+    jar: str | None = Field(default=None, description="jFed: path of the experimenter CLI")
+    site: str | None = Field(default=None, description="SLICES: site of the nodes")
 
     @model_validator(mode="after")
     def complete(self) -> VirtualWall:
@@ -214,8 +237,8 @@ class VirtualWall(Section):
                 raise ValueError(f"{name}: missing; backend {self.backend} needs it")
         return self
 
-    def fit(self, fabrics: dict[str, Fabric], nodes: int) -> None:
-        """Hold the LANs against the rest of cluster.yml."""
+    def check_lans(self, fabrics: dict[str, Fabric], nodes: int) -> None:
+        """Each fabric has a LAN of its own that is large enough."""
         if self.lans.keys() != fabrics.keys():
             raise ValueError(f"virtualwall.lans: give each of the fabrics {', '.join(fabrics)} a network, and no other")
         for a, b in combinations(self.lans, 2):
@@ -229,17 +252,19 @@ class VirtualWall(Section):
 class Gpulab(Section):
     """Jobs on imec GPULab."""
 
-    project: Annotated[str, Field(min_length=1)]
+    project: Annotated[str, Field(min_length=1, description="name of your GPULab project")]
     pem: str = Field(description="login certificate, from the account portal")
-    password_file: str | None = None
+    password_file: str | None = Field(default=None, description="file with the password of the certificate")
     image: str = Field(description="container image made by `make training-image` and pushed where GPULab can pull it")
     mode: Literal["1xN", "Nx1"] = Field(default="Nx1", description="one job with N GPUs, or N jobs with one GPU each")
-    storage: Annotated[str, Field(pattern=r"^/\S+$")] = "/project_ghent"
-    cluster_id: Annotated[int, Field(ge=1)] | None = None
-    cpus_per_gpu: Annotated[int, Field(ge=1, le=64)] = 4
-    memory_gb_per_gpu: Annotated[int, Field(ge=1, le=512)] = 16
-    minutes: Annotated[int, Field(ge=1, le=10080)] = Field(default=60, description="longest time a job may run")
-    start_minutes: Annotated[int, Field(ge=1, le=1440)] = Field(
-        default=30, description="how long to wait for all jobs of a set to run"
+    storage: Annotated[str, Field(pattern=r"^/\S+$", description="storage path in a job")] = "/project_ghent"
+    cluster_id: Annotated[int, Field(ge=1)] | None = Field(
+        default=None, description="GPULab cluster to run on; null: any"
     )
-    poll_seconds: Annotated[float, Field(ge=0.1, le=15, strict=False)] = 5
+    cpus_per_gpu: Annotated[int, Field(ge=1, le=64, description="CPU cores of a job per GPU")] = 4
+    memory_gb_per_gpu: Annotated[int, Field(ge=1, le=512, description="memory of a job per GPU")] = 16
+    minutes: Annotated[int, Field(ge=1, le=10080, description="time limit of a job")] = 60
+    start_minutes: Annotated[int, Field(ge=1, le=1440, description="longest wait until all jobs of a set run")] = 30
+    poll_seconds: Annotated[
+        float, Field(ge=0.1, le=15, strict=False, description="interval between status requests")
+    ] = 5

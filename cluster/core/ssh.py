@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from cluster.core.config import layout
 from cluster.core.contract import Contract
 
 # A dead connection ends after 20 s.
@@ -39,7 +40,7 @@ def argv(contract: Contract, node: str, *command: str, batch: bool = True) -> li
 
 def as_training_account(contract: Contract, node: str, words: Sequence[str]) -> list[str]:
     """The same, as the account that training runs as. SUDO_COMMAND holds the whole command and would be handed on."""
-    return argv(contract, node, "sudo -u horovod -H env -u SUDO_COMMAND " + shlex.join(words))
+    return argv(contract, node, f"sudo -u {layout()['user']} -H env -u SUDO_COMMAND " + shlex.join(words))
 
 
 def gather(

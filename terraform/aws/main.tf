@@ -1,8 +1,7 @@
-# Nodes are EC2 instances of Debian, all in one subnet: close together, encrypted, and closed but for the admin networks.
+# Nodes are EC2 instances of Debian in one subnet: close together, encrypted, reachable from the admin networks only.
 locals {
-  cluster = yamldecode(file(var.cluster_file)).cluster
-  aws     = local.cluster.aws
-  types   = yamldecode(file("${path.module}/../../cluster/core/instances.yml")).types
+  aws   = local.cluster.aws
+  types = yamldecode(file("${path.module}/../../cluster/core/instances.yml")).types
   tags = {
     HorovodCluster = local.cluster.name
     Owner          = local.aws.owner
@@ -17,15 +16,15 @@ locals {
   }
   # Nodes of another type than the workers' may not fit into the same placement group.
   placed = { for name, node in local.nodes : name => node.type == local.aws.instance_type && local.aws.placement_group }
-  # EFA interfaces can only be asked for through a launch template.
+  # Only a launch template can request EFA interfaces.
   efa_types = toset([for node in values(local.nodes) : node.type if try(local.types[node.type].efa, 0) > 0])
-  # More than one interface rules out a public address, so the others are for subnets that you reach from inside.
+  # A node with several interfaces cannot have a public address, so only an existing subnet gets more than one.
   efa_interfaces = { for type in local.efa_types : type => local.aws.subnet_id == null ? 1 : local.types[type].efa }
 }
 
 module "nodes" {
   source = "../modules/nodes"
-  nodes  = coalesce(var.nodes, local.cluster.nodes)
+  nodes  = local.cluster.nodes
 }
 
 data "aws_ami" "node" {
@@ -42,7 +41,7 @@ data "aws_ami" "node" {
 resource "aws_key_pair" "admin" {
   key_name   = local.cluster.name
   public_key = local.public_key
-  # Ctrl-C cuts off calls under way, and a name that is taken cannot be made again: names come after the network.
+  # After the network: Ctrl-C aborts calls that are in progress, and a name that then exists cannot be created again.
   depends_on = [aws_vpc.cluster]
 }
 
@@ -86,7 +85,7 @@ resource "aws_instance" "node" {
   user_data            = local.user_data[each.key]
   ebs_optimized        = true
 
-  # With EFA, the launch template says where the node is plugged in.
+  # With EFA, the launch template sets the subnet.
   subnet_id              = contains(local.efa_types, each.value.type) ? null : local.subnet_id
   vpc_security_group_ids = contains(local.efa_types, each.value.type) ? null : [aws_security_group.cluster.id]
 
@@ -128,9 +127,9 @@ resource "aws_instance" "node" {
     }
     precondition {
       condition     = contains(local.efa_types, each.value.type) || alltrue([for fabric in local.cluster.fabrics : fabric.transport == "tcp"])
-      error_message = "cluster.fabrics: transport verbs needs EFA, which ${each.value.type} does not have; use tcp or another instance type."
+      error_message = "cluster.fabrics: transport efa: ${each.value.type} has no EFA; use tcp or another instance type."
     }
-    # A newer Debian or an edited start-up script is no reason to lose a running node.
+    # A newer image or an edited start-up script does not replace a running node.
     ignore_changes = [ami, user_data]
   }
 
@@ -149,4 +148,32 @@ locals {
   management_addresses = {
     for name, node in aws_instance.node : name => node.public_ip == "" || node.public_ip == null ? node.private_ip : node.public_ip
   }
+}
+
+module "contract" {
+  source  = "../modules/contract"
+  cluster = local.cluster
+  ssh = {
+    user        = "ops"
+    key         = "${var.state_dir}/id_ed25519"
+    known_hosts = "${var.state_dir}/known_hosts"
+  }
+  nodes = {
+    for name, node in local.nodes : name => {
+      index              = node.index
+      role               = node.role
+      management_address = local.management_addresses[name]
+      fabric_addresses   = { for fabric, _ in local.cluster.fabrics : fabric => aws_instance.node[name].private_ip }
+      gpus               = local.types[node.type].gpus
+      gpu_model          = local.types[node.type].gpu_model
+    }
+  }
+  networks = {
+    for fabric, _ in local.cluster.fabrics : fabric => {
+      interface = coalesce(local.aws.interface, local.types[local.aws.instance_type].interface)
+      subnet    = local.subnet_cidr
+    }
+  }
+
+  depends_on = [aws_instance.node]
 }

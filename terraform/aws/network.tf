@@ -1,11 +1,10 @@
-# A network of our own, or a subnet that is there already. Nodes have public addresses and no gateway in between:
-# the security group is what closes them.
+# A new VPC, or an existing subnet. Nodes have public addresses; the security group closes them.
 locals {
   own_network = local.aws.subnet_id == null
   vpc_id      = local.own_network ? aws_vpc.cluster[0].id : data.aws_subnet.existing[0].vpc_id
   subnet_id   = local.own_network ? aws_subnet.cluster[0].id : local.aws.subnet_id
   subnet_cidr = local.own_network ? local.aws.network : data.aws_subnet.existing[0].cidr_block
-  # Narrower than this is somebody's network; wider is the world.
+  # A shorter prefix than 8 counts as the whole internet.
   world_open = [for cidr in local.cluster.admin_cidrs : cidr if tonumber(split("/", cidr)[1]) < 8]
 }
 
@@ -22,7 +21,7 @@ resource "aws_vpc" "cluster" {
   tags                 = { Name = local.cluster.name }
 }
 
-# No rules: whatever is started here without naming a group is closed.
+# No rules: instances without a group of their own are closed.
 resource "aws_default_security_group" "closed" {
   count  = local.own_network ? 1 : 0
   vpc_id = aws_vpc.cluster[0].id
@@ -84,7 +83,7 @@ resource "aws_security_group" "cluster" {
     to_port     = 0
     self        = true
   }
-  # EFA asks for this one by name of the group.
+  # EFA requires a rule that names the group itself.
   egress {
     description = "everything between the nodes"
     protocol    = "-1"
@@ -102,7 +101,7 @@ resource "aws_security_group" "cluster" {
 
   lifecycle {
     precondition {
-      condition     = length(local.world_open) == 0 || try(local.cluster.allow_world_open, false)
+      condition     = length(local.world_open) == 0 || local.cluster.allow_world_open
       error_message = "cluster.admin_cidrs: ${join(", ", local.world_open)} opens SSH to the world; name the networks you work from, or set allow_world_open: true."
     }
   }

@@ -1,4 +1,4 @@
-# A bucket for training data that only the nodes read and write. It is the cluster's: destroy removes it with its content.
+# A bucket for training data, for the nodes only. destroy removes it with its content.
 resource "aws_s3_bucket" "data" {
   count         = local.aws.data_bucket == null ? 0 : 1
   bucket        = local.aws.data_bucket

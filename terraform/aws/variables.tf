@@ -1,25 +1,3 @@
-variable "cluster_file" {
-  description = "path of the environment's cluster.yml"
-  type        = string
-}
-
-variable "nodes" {
-  description = "number of nodes; null takes the one in cluster.yml"
-  type        = number
-  default     = null
-  nullable    = true
-
-  validation {
-    condition     = var.nodes == null ? true : (var.nodes >= 1 && var.nodes <= 64)
-    error_message = "nodes must be 1 to 64."
-  }
-}
-
-variable "state_dir" {
-  description = "folder of this environment's keys and known hosts"
-  type        = string
-}
-
 variable "expires" {
   description = "when the cluster should be gone, as a tag on everything; set once, at the first deploy"
   type        = string

@@ -1,12 +1,10 @@
-# Hosts that exist. Nothing is created and nothing is destroyed: their shape is checked, and that they answer.
+# Existing hosts. Nothing is created or destroyed; Terraform only checks that they answer.
 locals {
-  cluster = yamldecode(file(var.cluster_file)).cluster
-  metal   = local.cluster.baremetal
-  wanted  = coalesce(var.nodes, local.cluster.nodes)
-  # The first hosts of the list; the very first is the head.
+  metal = local.cluster.baremetal
+  # The first hosts of the list; the first one is the head.
   hosts = {
     for i, host in local.metal.hosts : host.name => merge(host, { index = i, role = i == 0 ? "head" : "worker" })
-    if i < local.wanted
+    if i < local.cluster.nodes
   }
 }
 
@@ -31,5 +29,29 @@ resource "terraform_data" "host" {
       condition     = keys(each.value.fabric_addresses) == keys(local.cluster.fabrics)
       error_message = "cluster.baremetal.hosts: ${each.key} needs an address on each of ${join(", ", keys(local.cluster.fabrics))}."
     }
+    precondition {
+      condition     = alltrue([for fabric, ok in local.inside[each.key] : ok])
+      error_message = "cluster.baremetal.hosts: ${each.key} is outside the subnet of ${join(", ", [for fabric, ok in local.inside[each.key] : fabric if !ok])}."
+    }
+    precondition {
+      condition     = length(local.hosts) == local.cluster.nodes
+      error_message = "cluster.nodes: ${local.cluster.nodes}, but baremetal.hosts has ${length(local.metal.hosts)}."
+    }
   }
+}
+
+module "contract" {
+  source  = "../modules/contract"
+  cluster = local.cluster
+  ssh = {
+    user        = local.metal.user
+    key         = local.metal.key == null ? "${var.state_dir}/id_ed25519" : pathexpand(local.metal.key)
+    known_hosts = "${var.state_dir}/known_hosts"
+    jump_host   = local.metal.jump_host
+  }
+  nodes    = { for name, host in local.hosts : name => merge(host, { management_address = host.address }) }
+  networks = local.metal.networks
+
+  # There is no contract until all hosts answer.
+  depends_on = [terraform_data.host]
 }

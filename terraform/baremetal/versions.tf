@@ -1,4 +1,1 @@
-# Only Terraform's built-in provider: nothing to download.
-terraform {
-  required_version = ">= 1.7"
-}
+../common/versions.tf

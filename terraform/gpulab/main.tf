@@ -1,12 +1,9 @@
-# A cluster on GPULab is a permission to start jobs: what is made here is the proof that they would run (definitions
-# that hold, and for several jobs a probe that they reach each other). The bench starts one set of jobs per measurement;
-# destroy cancels whatever is left.
+# On GPULab there are jobs instead of nodes. Terraform checks that jobs can run: their definitions are valid and, with
+# several jobs, a probe shows that they reach each other. bench starts the jobs; destroy cancels those that still run.
 locals {
-  cluster  = yamldecode(file(var.cluster_file)).cluster
   settings = local.cluster.gpulab
-  mode     = coalesce(var.mode, try(local.settings.mode, "Nx1"))
-  size     = coalesce(var.nodes, local.cluster.nodes)
-  gpus     = try(local.cluster.gpus_per_node, 0)
+  mode     = coalesce(var.mode, local.settings.mode)
+  size     = local.cluster.nodes
 }
 
 module "nodes" {
@@ -19,8 +16,8 @@ resource "terraform_data" "jobs" {
     name      = local.cluster.name
     settings  = merge(local.settings, { mode = local.mode })
     size      = local.size
-    gpus      = local.gpus
-    gpu_model = try(local.cluster.gpu_model, "none")
+    gpus      = local.cluster.gpus_per_node
+    gpu_model = local.cluster.gpu_model
     state_dir = var.state_dir
     worker    = var.worker
     tool      = var.tool
@@ -37,4 +34,26 @@ resource "terraform_data" "jobs" {
     command     = "${self.input.tool} destroy"
     environment = { INPUT = jsonencode(self.input) }
   }
+}
+
+module "contract" {
+  source  = "../modules/contract"
+  cluster = local.cluster
+  # Nobody logs in to a job.
+  ssh = { user = "", key = "", known_hosts = "" }
+  nodes = {
+    for name, node in module.nodes.nodes : name => {
+      index              = node.index
+      role               = node.role
+      management_address = ""
+      fabric_addresses   = { for fabric, _ in local.cluster.fabrics : fabric => "" }
+      gpus               = local.cluster.gpus_per_node == 0 ? 0 : (local.mode == "1xN" ? local.size : 1)
+      gpu_model          = local.cluster.gpu_model
+    }
+  }
+  networks = {
+    for fabric, _ in local.cluster.fabrics : fabric => { interface = "eth0", subnet = "0.0.0.0/0", shaped = false }
+  }
+
+  depends_on = [terraform_data.jobs]
 }

@@ -1,14 +1,12 @@
-# Nodes are systemd containers on this machine. cluster/providers/local/node.py does the podman calls; see there for what
-# a node is given.
+# Nodes are systemd containers on this machine. cluster/providers/local/node.py calls podman.
 locals {
-  cluster = yamldecode(file(var.cluster_file)).cluster
-  # What a node needs to mount a share, and is not given otherwise.
-  gluster = try(local.cluster.storage.backend, "none") == "glusterfs"
+  # Only nodes that mount a GlusterFS share get FUSE.
+  gluster = local.cluster.storage.backend == "glusterfs"
 }
 
 module "nodes" {
   source  = "../modules/nodes"
-  nodes   = coalesce(var.nodes, local.cluster.nodes)
+  nodes   = local.cluster.nodes
   subnets = local.cluster.networks
 }
 
@@ -40,4 +38,30 @@ resource "terraform_data" "node" {
   }
 
   depends_on = [terraform_data.network]
+}
+
+module "contract" {
+  source  = "../modules/contract"
+  cluster = local.cluster
+  ssh = {
+    user        = "ops"
+    key         = "${var.state_dir}/id_ed25519"
+    known_hosts = "${var.state_dir}/known_hosts"
+  }
+  nodes = {
+    for name, node in module.nodes.nodes : name => {
+      index              = node.index
+      role               = node.role
+      management_address = node.addresses.management
+      fabric_addresses   = { for fabric, _ in local.cluster.fabrics : fabric => node.addresses.fabric }
+      gpus               = local.cluster.gpus_per_node
+      gpu_model          = local.cluster.gpu_model
+    }
+  }
+  networks = {
+    for fabric, _ in local.cluster.fabrics : fabric => { interface = "fabric0", subnet = local.cluster.networks.fabric }
+  }
+
+  # There is no contract until the nodes run.
+  depends_on = [terraform_data.node]
 }

@@ -1,6 +1,5 @@
-# Two bridges per environment. This machine forwards nothing new into the management network (that is what lets two
-# environments run side by side); the fabric is internal: no gateway, no way in or out. What nodes accept on top is the
-# firewall role's business.
+# Two bridges per environment. This machine forwards no new connections into the management network, so that two
+# environments can run side by side. The fabric is internal: it has no gateway. The firewall role does the rest.
 resource "terraform_data" "network" {
   for_each = local.cluster.networks
 

@@ -1,13 +1,12 @@
-# One experiment: all nodes and LANs are asked for at once and given back at once. cluster/virtualwall speaks to jFed or
-# SLICES and leaves what it found (logins, interfaces) in nodes.json, which is read back once the experiment is there.
+# One experiment: all nodes and LANs are reserved and released together. cluster/providers/virtualwall calls jFed or
+# SLICES and writes the nodes' logins and interfaces to nodes.json.
 locals {
-  cluster  = yamldecode(file(var.cluster_file)).cluster
   settings = local.cluster.virtualwall
 }
 
 module "nodes" {
   source  = "../modules/nodes"
-  nodes   = coalesce(var.nodes, local.cluster.nodes)
+  nodes   = local.cluster.nodes
   subnets = local.settings.lans
 }
 
@@ -20,7 +19,7 @@ resource "terraform_data" "experiment" {
     state_dir = var.state_dir
     tool      = var.tool
   }
-  # Bare metal does not grow in place: other nodes, LANs or rates are another experiment.
+  # An experiment cannot change: other nodes, LANs or rates need a new one.
   triggers_replace = [
     local.cluster.name, module.nodes.nodes, local.settings.backend, local.settings.lans, local.settings.hardware_type,
     local.settings.disk_image, { for name, fabric in local.cluster.fabrics : name => fabric.rate_gbps },
@@ -39,6 +38,33 @@ resource "terraform_data" "experiment" {
 }
 
 locals {
-  # The id is known only when the experiment is there, so the file is read after it was written, not before.
+  # The id is known only after create, so the file is read after it is written.
   found = try(jsondecode(file(terraform_data.experiment.id == "" ? "" : "${var.state_dir}/nodes.json")), null)
+}
+
+module "contract" {
+  source  = "../modules/contract"
+  cluster = local.cluster
+  ssh = {
+    user        = try(local.found.user, "")
+    key         = pathexpand(local.settings.ssh_key)
+    known_hosts = "${var.state_dir}/known_hosts"
+    jump_host   = try(local.found.jump_host, null)
+  }
+  nodes = local.found == null ? null : {
+    for name, node in module.nodes.nodes : name => {
+      index              = node.index
+      role               = node.role
+      management_address = local.found.addresses[name]
+      fabric_addresses   = node.addresses
+      gpus               = local.cluster.gpus_per_node
+      gpu_model          = local.cluster.gpu_model
+    }
+  }
+  networks = {
+    for fabric, subnet in local.settings.lans : fabric => {
+      interface = try(local.found.interfaces[fabric], "")
+      subnet    = subnet
+    }
+  }
 }

@@ -156,7 +156,6 @@ class Scenario:
         found["all"]["vars"] = {
             **module.ssh_vars(contract),
             "cluster": self.cluster.model_dump(),
-            "versions": config.versions(),
             **self.variables,
         }
         for position, platform in enumerate(self.platforms):

@@ -9,7 +9,8 @@ import yaml
 from pydantic import ValidationError
 
 from cluster.core import config
-from cluster.core.config import Cluster, one_line
+from cluster.core.config import Cluster
+from cluster.core.errors import one_line
 
 
 def error_message(env: str, **changes: Any) -> str:

@@ -45,9 +45,9 @@ def test_shipped_file_is_valid(load):
 @pytest.mark.parametrize(
     ("metal", "host", "changes", "message"),
     [
-        ({}, {}, {"nodes": 3}, "nodes: 3 are asked for, but baremetal.hosts has 2"),
+        ({}, {}, {"nodes": 3}, "nodes: 3, but baremetal.hosts has 2; add hosts"),
         ({}, {"address": "node0.example"}, {}, "cluster.baremetal.hosts.0.address"),
-        ({}, {"name": "node1"}, {}, "two have the same name"),
+        ({}, {"name": "node1"}, {}, "two hosts have the same name"),
         ({}, {"fabric_addresses": {}}, {}, "node0 needs an address on each of 10g"),
         ({}, {"fabric_addresses": {"10g": "10.11.0.10"}}, {}, "10.11.0.10 is not in the subnet of 10g"),
         ({}, {"host_key": "ssh-rsa AAAA"}, {}, "cluster.baremetal.hosts.0.host_key"),

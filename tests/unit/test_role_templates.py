@@ -30,6 +30,12 @@ def test_mpi_uses_ucx_and_nothing_else_on_verbs():
     assert parameters("verbs", mpi_hca="mlx5_1:1")["mca_base_env_list"] == "UCX_NET_DEVICES=mlx5_1:1"
 
 
+def test_mpi_uses_libfabric_and_nothing_else_on_efa():
+    found = parameters("efa")
+    assert (found["pml"], found["mtl"], found["mtl_ofi_provider_include"]) == ("cm", "ofi", "efa")
+    assert (found["btl"], "btl_tcp_if_include" in found) == ("self,vader", False)
+
+
 def test_mpi_keeps_to_the_subnet_on_tcp():
     found = parameters("tcp")
     assert (found["pml"], found["btl"], found["btl_tcp_if_include"]) == ("ob1", "tcp,self,vader", "10.0.1.0/24")

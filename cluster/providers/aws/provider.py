@@ -69,11 +69,11 @@ class Aws(Provider):
                 raise UserError(f"cluster.admin_cidrs: {cidr} is an example network; use the network you work from")
         if self.cluster.ports.ssh != 22:
             raise UserError("cluster.ports.ssh: EC2 images listen on port 22; set it to 22")
-        verbs = [name for name, fabric in self.cluster.fabrics.items() if fabric.transport == "verbs"]
+        efa = [name for name, fabric in self.cluster.fabrics.items() if fabric.transport == "efa"]
         for kind in filter(None, (self.section.instance_type, self.section.head_type)):
-            if verbs and not prices.types()[kind].efa:
+            if efa and not prices.types()[kind].efa:
                 fix = "use tcp, or an instance type with efa: true in cluster/core/instances.yml"
-                raise UserError(f"cluster.fabrics.{verbs[0]}.transport: {kind} has no EFA; {fix}")
+                raise UserError(f"cluster.fabrics.{efa[0]}.transport: {kind} has no EFA; {fix}")
         credentials = self._credentials()
         if not credentials.ok:
             raise UserError(f"{credentials.name}: {credentials.detail}; {credentials.fix}")

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster.core import sections, worker_files
+from cluster.core.config import layout
 from cluster.core.errors import InfraError, UserError
 from cluster.providers import testbed
 from cluster.providers.gpulab import cli as gpulab_cli
@@ -26,7 +27,7 @@ from cluster.providers.gpulab.cli import Cli
 from cluster.providers.gpulab.gang import Gang, PrintLine, cancel_open_jobs
 from cluster.providers.gpulab.ledger import Ledger
 
-PYTHON = "/opt/horovod/bin/python"
+PYTHON = f"{layout()['venv']}/bin/python"
 
 
 class Deployment:

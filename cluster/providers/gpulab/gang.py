@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from cluster.core.config import layout
 from cluster.core.errors import InfraError, UserError
 from cluster.providers import testbed
 from cluster.providers.gpulab.cli import FINAL, Cli
@@ -160,7 +161,7 @@ class Gang:
             log = self.cli.log(job.id)
         except (InfraError, UserError):
             log = ""
-        if any("/opt/bench-worker/" in line and "can't open file" in line for line in log.splitlines()):
+        if any(f"{layout()['worker']}/" in line and "can't open file" in line for line in log.splitlines()):
             return "its image has another version of the worker; run `make training-image`, push it, update cluster.yml"
         return testbed.error_line("\n".join(line for line in log.splitlines() if "@bench" not in line)) or "empty log"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from cluster import image
 from cluster.core import worker_files
-from cluster.core.config import ROOT, Cluster
+from cluster.core.config import ROOT, Cluster, layout
 from cluster.core.process import run_logged
 from cluster.core.state import State
 from cluster.providers.base import Progress
@@ -34,6 +34,7 @@ def build(state: State, cluster: Cluster, progress: Progress, device: str = "cpu
             [
                 *(*image.sudo(), "podman", "build", "--quiet", "--network=none", "--tag", target),
                 *("--build-arg", f"BASE={base}", "--build-arg", f"EXPECTED={'NCCL' if device == 'cuda' else 'Gloo'}"),
+                *("--build-arg", f"WORKER={layout()['worker']}", "--build-arg", f"VENV={layout()['venv']}"),
                 *("--file", ROOT / "containers/training/Containerfile", context),
             ],
             state.log("training-image"),

@@ -39,10 +39,10 @@ run "nodes_know_their_name_and_whom_to_let_in" {
   }
 }
 
-run "count_is_overridden" {
+run "count_is_that_of_the_file" {
   command = plan
   variables {
-    nodes = 12
+    cluster_file = "tests/twelve.yml"
   }
 
   assert {
@@ -149,12 +149,9 @@ run "applied" {
 }
 
 run "contract_has_the_shape_of_every_root" {
-  command = plan
-  module {
-    source = "../modules/contract"
-  }
-  variables {
-    cluster = run.applied.cluster
+  assert {
+    condition     = keys(output.cluster) == ["active_fabric", "fabrics", "name", "nodes", "provider", "ssh", "storage"]
+    error_message = "the output is the contract, got ${join(", ", keys(output.cluster))}"
   }
 }
 
@@ -170,10 +167,10 @@ run "data_bucket_is_private_and_encrypted" {
   }
 }
 
-run "verbs_need_efa" {
+run "efa_needs_a_type_that_has_it" {
   command = plan
   variables {
-    cluster_file = "tests/verbs-without-efa.yml"
+    cluster_file = "tests/type-without-efa.yml"
   }
   expect_failures = [aws_instance.node]
 }
@@ -204,12 +201,4 @@ run "unknown_type_is_refused" {
     cluster_file = "tests/unknown-type.yml"
   }
   expect_failures = [aws_instance.node]
-}
-
-run "too_many_nodes_are_refused" {
-  command = plan
-  variables {
-    nodes = 300
-  }
-  expect_failures = [var.nodes]
 }

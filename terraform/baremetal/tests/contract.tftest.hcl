@@ -24,18 +24,17 @@ run "the_first_hosts_are_the_cluster" {
 
 run "contract_has_the_shape_of_every_root" {
   command = plan
-  module {
-    source = "../modules/contract"
-  }
-  variables {
-    cluster = run.the_first_hosts_are_the_cluster.cluster
+
+  assert {
+    condition     = keys(output.cluster) == ["active_fabric", "fabrics", "name", "nodes", "provider", "ssh", "storage"]
+    error_message = "the output is the contract, got ${join(", ", keys(output.cluster))}"
   }
 }
 
-run "count_is_overridden" {
+run "count_is_that_of_the_file" {
   command = plan
   variables {
-    nodes = 3
+    cluster_file = "tests/three.yml"
   }
 
   assert {
@@ -47,9 +46,9 @@ run "count_is_overridden" {
 run "more_nodes_than_hosts_are_refused" {
   command = plan
   variables {
-    nodes = 4
+    cluster_file = "tests/four.yml"
   }
-  expect_failures = [output.cluster]
+  expect_failures = [terraform_data.host]
 }
 
 run "address_outside_the_fabric_is_refused" {
@@ -57,7 +56,7 @@ run "address_outside_the_fabric_is_refused" {
   variables {
     cluster_file = "tests/outside.yml"
   }
-  expect_failures = [output.cluster]
+  expect_failures = [terraform_data.host]
 }
 
 run "host_without_an_address_on_a_fabric_is_refused" {

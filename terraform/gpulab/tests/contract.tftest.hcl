@@ -12,13 +12,10 @@ run "n_jobs_with_one_gpu_each" {
   }
 }
 
-run "contract_has_the_shape_that_all_roots_share" {
-  command = plan
-  module {
-    source = "../modules/contract"
-  }
-  variables {
-    cluster = run.n_jobs_with_one_gpu_each.cluster
+run "contract_has_the_shape_of_every_root" {
+  assert {
+    condition     = keys(output.cluster) == ["active_fabric", "fabrics", "name", "nodes", "provider", "ssh", "storage"]
+    error_message = "the output is the contract, got ${join(", ", keys(output.cluster))}"
   }
 }
 

@@ -25,18 +25,17 @@ run "one_head_and_workers" {
 
 run "contract_has_the_shape_of_every_root" {
   command = plan
-  module {
-    source = "../modules/contract"
-  }
-  variables {
-    cluster = run.one_head_and_workers.cluster
+
+  assert {
+    condition     = keys(output.cluster) == ["active_fabric", "fabrics", "name", "nodes", "provider", "ssh", "storage"]
+    error_message = "the output is the contract, got ${join(", ", keys(output.cluster))}"
   }
 }
 
-run "count_is_overridden" {
+run "count_is_that_of_the_file" {
   command = plan
   variables {
-    nodes = 12
+    cluster_file = "tests/twelve.yml"
   }
 
   assert {
@@ -74,12 +73,4 @@ run "share_is_what_cluster_yml_says" {
     condition     = terraform_data.node["w1"].input.fuse
     error_message = "nodes with a GlusterFS share are given FUSE"
   }
-}
-
-run "too_many_nodes_are_refused" {
-  command = plan
-  variables {
-    nodes = 300
-  }
-  expect_failures = [var.nodes]
 }

@@ -1,52 +1,84 @@
-# The contract's shape, once for all roots: every root's tests hand their output `cluster` to this module.
-# cluster/core/contract.py holds the same shape for those who read it; what is missing or too much here is an error there.
+# The contract, assembled and checked once for all roots. cluster/core/contract.py reads the same shape.
 terraform {
   required_version = ">= 1.7"
 }
 
 variable "cluster" {
-  description = "output `cluster` of a root"
+  description = "completed cluster.yml"
   type        = any
+}
+
+variable "ssh" {
+  description = "how to log in to the nodes"
+  type = object({
+    user        = string
+    key         = string
+    known_hosts = string
+    jump_host   = optional(string)
+  })
+}
+
+variable "nodes" {
+  description = "name -> node; null before there are any"
+  nullable    = true
+  type = map(object({
+    index              = number
+    role               = string
+    management_address = string
+    fabric_addresses   = map(string)
+    gpus               = number
+    gpu_model          = string
+  }))
 
   validation {
-    condition     = keys(var.cluster) == ["active_fabric", "fabrics", "name", "nodes", "provider", "ssh", "storage"]
-    error_message = "the contract has active_fabric, fabrics, name, nodes, provider, ssh and storage; got ${join(", ", keys(var.cluster))}"
+    condition     = var.nodes == null ? true : [for node in values(var.nodes) : node.index if node.role == "head"] == [0]
+    error_message = "There is one head, and its index is 0."
   }
   validation {
-    condition     = keys(var.cluster.ssh) == ["jump_host", "key", "known_hosts", "user"]
-    error_message = "ssh has jump_host, key, known_hosts and user; got ${join(", ", keys(var.cluster.ssh))}"
+    condition     = var.nodes == null ? true : toset([for node in values(var.nodes) : node.index]) == toset(range(length(var.nodes)))
+    error_message = "The indexes of nodes have no gaps."
   }
-  validation {
-    condition = alltrue([
-      for node in values(var.cluster.nodes) :
-      keys(node) == ["fabric_addresses", "gpu_model", "gpus", "index", "management_address", "role"]
-    ])
-    error_message = "a node has fabric_addresses, gpu_model, gpus, index, management_address and role"
+}
+
+variable "networks" {
+  description = "fabric -> its interface and subnet on the nodes; shaped overrides cluster.yml"
+  type = map(object({
+    interface = string
+    subnet    = string
+    shaped    = optional(bool)
+  }))
+}
+
+output "cluster" {
+  description = "the contract, or null without nodes"
+  value = var.nodes == null ? null : {
+    name     = var.cluster.name
+    provider = var.cluster.provider
+    ssh      = var.ssh
+    nodes    = var.nodes
+    fabrics = {
+      for name, fabric in var.cluster.fabrics : name => {
+        interface = var.networks[name].interface
+        subnet    = var.networks[name].subnet
+        rate_gbps = fabric.rate_gbps
+        transport = fabric.transport
+        shaped    = coalesce(var.networks[name].shaped, fabric.shaped)
+      }
+    }
+    active_fabric = var.cluster.active_fabric
+    storage = {
+      backend = var.cluster.storage.backend
+      path    = var.cluster.storage.path
+      server  = one([for name, node in var.nodes : name if node.role == "head"])
+    }
   }
-  validation {
-    condition     = [for node in values(var.cluster.nodes) : node.index if node.role == "head"] == [0]
-    error_message = "there is one head, and it is number 0"
+
+  precondition {
+    condition     = var.nodes == null ? true : alltrue([for node in values(var.nodes) : toset(keys(node.fabric_addresses)) == toset(keys(var.cluster.fabrics))])
+    error_message = "Every node needs an address on every fabric."
   }
-  validation {
-    condition     = toset([for node in values(var.cluster.nodes) : node.index]) == toset(range(length(var.cluster.nodes)))
-    error_message = "nodes are numbered without gaps"
-  }
-  validation {
-    condition = alltrue([
-      for fabric in values(var.cluster.fabrics) : keys(fabric) == ["interface", "rate_gbps", "shaped", "subnet", "transport"]
-    ])
-    error_message = "a fabric has interface, rate_gbps, shaped, subnet and transport"
-  }
-  validation {
-    condition     = alltrue([for node in values(var.cluster.nodes) : keys(node.fabric_addresses) == keys(var.cluster.fabrics)])
-    error_message = "every node has an address on every fabric"
-  }
-  validation {
+  precondition {
     condition     = contains(keys(var.cluster.fabrics), var.cluster.active_fabric)
-    error_message = "active_fabric is one of the fabrics"
-  }
-  validation {
-    condition     = keys(var.cluster.storage) == ["backend", "path", "server"]
-    error_message = "storage has backend, path and server"
+    error_message = "cluster.active_fabric: ${var.cluster.active_fabric} is not one of fabrics."
   }
 }

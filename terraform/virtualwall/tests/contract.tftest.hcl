@@ -29,20 +29,9 @@ run "contract_is_made_of_what_was_found" {
   }
 }
 
-run "contract_has_the_shape_that_all_roots_share" {
-  command = plan
-  module {
-    source = "../modules/contract"
+run "contract_has_the_shape_of_every_root" {
+  assert {
+    condition     = keys(output.cluster) == ["active_fabric", "fabrics", "name", "nodes", "provider", "ssh", "storage"]
+    error_message = "the output is the contract, got ${join(", ", keys(output.cluster))}"
   }
-  variables {
-    cluster = run.contract_is_made_of_what_was_found.cluster
-  }
-}
-
-run "too_many_nodes_are_refused" {
-  command = plan
-  variables {
-    nodes = 300
-  }
-  expect_failures = [var.nodes]
 }
