@@ -1,4 +1,4 @@
-"""The node image: made once per content, booted N times.
+"""The node image: built once per content, booted by every node.
 
 base   Debian with systemd and SSH, from mmdebstrap       key: release, packages, this machine's CA certificates
 node   base plus every role's install half (image.yml)    key: base, roles, versions.yml, the roles' locks
@@ -28,12 +28,12 @@ BASE_PACKAGES = (
     *("iputils-ping", "nftables", "ca-certificates", "procps", "kmod", "less"),
 )
 CA_ANCHORS = Path("/usr/local/share/ca-certificates")
-# Run with -m: what Terraform keeps in its state must not name a file that may move.
+# A module name: Terraform's state must not contain a path that may change.
 NODE_TOOL = "cluster.providers.local.node"
 BUILD_SUBNET = "10.76.255.0/24"
-# horovod_device in roles/horovod -> what it installs from
+# horovod_device in roles/horovod -> its wheelhouse
 WHEELHOUSES = {"cpu": "horovod", "cuda": "horovod-cuda"}
-# horovod_packages in roles/horovod, jupyterlab_packages in roles/jupyterlab
+# Mount points on the builder: horovod_packages in roles/horovod, jupyterlab_packages in roles/jupyterlab.
 ON_NODE = {
     **dict.fromkeys(WHEELHOUSES.values(), "/var/cache/wheelhouse"),
     "jupyterlab": "/var/cache/wheelhouse-jupyterlab",
@@ -58,7 +58,7 @@ def base_key(release: str) -> str:
 
 
 def role_files(role: str) -> list[Path]:
-    """Files of the install half; what configures a running node does not change the image."""
+    """Files of the install half. Those of the configure half do not change the image."""
     skipped = ("molecule", "configure.yml", "validate.yml", "remove.yml", "meta")
     folder = ROOT / "roles" / role
     files = [path for path in folder.glob("**/*") if path.is_file()]
@@ -68,7 +68,7 @@ def role_files(role: str) -> list[Path]:
 
 
 def node_key(cluster: Cluster, wheelhouses: Iterable[str] | None = None) -> str:
-    """What the install halves of the cluster's roles depend on."""
+    """Digest of everything that the install halves of the cluster's roles depend on."""
     active = roles.active(cluster)
     files = [path for role in active for path in role_files(role)]
     files += [ROOT / "ansible/image.yml", ROOT / "versions.yml", ROOT / "cluster/core/layout.yml"]
@@ -77,18 +77,18 @@ def node_key(cluster: Cluster, wheelhouses: Iterable[str] | None = None) -> str:
 
 
 def wheelhouses_of(cluster: Cluster) -> list[str]:
-    """What the cluster's nodes install from: a cluster may have nodes with GPUs and nodes without."""
+    """Wheelhouses of all nodes. A cluster may have nodes with GPUs and nodes without."""
     found = {one for gpus in cluster.gpus() for one in wheelhouses_in(cluster, "cuda" if gpus else "cpu")}
     return sorted(found | ({"nccl"} if cluster.features.gpu and any(cluster.gpus()) else set()))
 
 
 def wheelhouses_in(cluster: Cluster, device: str) -> list[str]:
-    """What one node, or the image, installs from."""
+    """Wheelhouses of one node or of the image."""
     return [WHEELHOUSES[device], *(["jupyterlab"] if cluster.features.jupyterlab else [])]
 
 
 def node_variables(state: State, cluster: Cluster) -> dict[str, object]:
-    """What the install halves need to know; the inventory gives the same to deployed nodes."""
+    """Variables of the install halves, for the builder and for deployed nodes."""
     return {
         "state_dir": str(state.dir),
         "versions": versions(),
@@ -116,7 +116,7 @@ def name(cluster: Cluster, device: str = "cpu") -> str:
 
 
 def ensure(state: State, cluster: Cluster, say: Callable[[str], None], device: str = "cpu") -> str:
-    """Return the name of the node image, making it and its base first where they are missing."""
+    """Name of the node image. The image and its base are built if they are missing."""
     release = cluster.os_release
     image = name(cluster, device)
     if exists(state, image):
@@ -128,7 +128,7 @@ def ensure(state: State, cluster: Cluster, say: Callable[[str], None], device: s
         log = state.log("image")
         say("filling the wheelhouse")
         wheels = wheelhouse.fill(wheelhouses_in(cluster, device), log)
-        say("running the roles' install halves; Horovod is compiled unless its wheel is cached")
+        say("installing the roles; Horovod is compiled unless its wheel is cached")
         bake(state, cluster, base, image, {"horovod_device": device}, wheels, log)
     return image
 
@@ -136,14 +136,14 @@ def ensure(state: State, cluster: Cluster, say: Callable[[str], None], device: s
 def ensure_base(state: State, release: str, say: Callable[[str], None]) -> str:
     base = f"localhost/horovod-cluster-base:{release}-{base_key(release)}"
     if not exists(state, base):
-        say(f"making a Debian {release} root filesystem")
+        say(f"creating a Debian {release} root file system")
         make_base(state, release, base, state.log("image"))
     return base
 
 
 @contextmanager
 def one_at_a_time() -> Iterator[None]:
-    """Environments share the cache and the builder's subnet: a second one waits, and then finds the image made."""
+    """Environments share the cache and the builder's subnet, so a second one waits and then finds the image."""
     CACHE.mkdir(parents=True, exist_ok=True)
     with (CACHE / "image.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -179,13 +179,13 @@ def make_base(state: State, release: str, image: str, log: Path) -> None:
 def bake(
     state: State, cluster: Cluster, base: str, image: str, variables: dict[str, str], wheels: dict[str, Path], log: Path
 ) -> None:
-    """Boot a builder from base, run image.yml on it, keep the result as image."""
+    """Boot a builder from base, run image.yml on it and commit it as image."""
     name = f"{cluster.name}-build"
     address = BUILD_SUBNET.replace("0/24", "10")
     spec = {
         **{"cluster": name, "name": "builder", "addresses": {"management": address}, "ssh_port": 22},
         **{"image": base, "state_dir": str(state.dir)},
-        # Mounted, the packages need not be copied and do not end up in the image.
+        # Mounted packages are not copied and do not enter the image.
         "mounts": {str(path): ON_NODE[name] for name, path in wheels.items()},
     }
     network = {"cluster": name, "name": f"{name}-management", "subnet": BUILD_SUBNET, "internal": False}

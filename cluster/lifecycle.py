@@ -1,4 +1,4 @@
-"""Deploy, look at, scale and destroy a cluster: the order of things, and what the user sees meanwhile."""
+"""Deploy, scale, destroy and the status of a cluster: the order of the steps, and their output."""
 
 from __future__ import annotations
 
@@ -64,19 +64,19 @@ def deploy(env: str, nodes: int | None, as_json: bool) -> None:
     cluster = config.load(env, nodes)
     state = State(env)
     if nodes is None and state.tfstate.exists() and registry.PROVIDERS[cluster.provider].has_nodes:
-        # A count given earlier with NODES= or by scale stays until another is given.
+        # A count set with NODES= or by scale stays until another is given.
         with suppress(InfraError):
             cluster = cluster.model_copy(update={"nodes": len(read_output(state).nodes)})
     with state.locked():
         ended = end_leftovers(state.dir)
         if ended:
-            say(f"ended {ended} processes of an earlier, interrupted run")
+            say(f"stopped {ended} processes of an interrupted run")
         state.prepare()
         provider = registry.provider(state, cluster)
         provider.prepare(say)
         with phase("image"):
             if not provider.ensure_image(say):
-                say("nodes get everything from Ansible: filling the wheelhouse for them")
+                say("filling the wheelhouse; Ansible installs everything on the nodes")
                 wheelhouse.fill(image.wheelhouses_of(cluster), state.log("image"))
         with phase(f"terraform: {cluster.nodes} nodes"):
             contract = apply(state, cluster, provider)
@@ -99,11 +99,11 @@ def deploy(env: str, nodes: int | None, as_json: bool) -> None:
 
 
 def apply(state: State, cluster: Cluster, provider: Provider) -> Contract:
-    """Terraform, after looking at what really runs: it does not notice a node that died."""
+    """Terraform apply. The provider first reports nodes that have died, which Terraform does not notice."""
     root = Root(state, cluster, provider)
     known = None
     if state.tfstate.exists():
-        # No output: an apply that was interrupted; this one completes it.
+        # No output means that an apply was interrupted; this one completes it.
         with suppress(InfraError):
             known = root.output()
     else:
@@ -182,13 +182,13 @@ def status(env: str, as_json: bool) -> int:
     return 0 if healthy else 1
 
 
-# What must be true on a node after the roles ran: their units are active and nothing failed.
+# True on a node that has its roles: their units are active and Horovod is installed.
 UNITS = "systemctl is-active -q nftables fabric-rate cluster-hosts ssh"
 ROLES_OK = f"{UNITS} && test -x {config.layout()['venv']}/bin/horovodrun"
 
 
 def ping(contract: Contract) -> dict[str, bool]:
-    """Which nodes answer over SSH with their roles in order; all asked at once."""
+    """Nodes that answer over SSH and have their roles; all are asked at the same time."""
     running = {
         name: subprocess.Popen(ssh.argv(contract, name, ROLES_OK), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         for name in contract.nodes
@@ -219,13 +219,13 @@ def destroy(env: str) -> None:
         if state.tfstate.exists():
             with phase("terraform destroy"):
                 Root(state, cluster, provider).destroy()
-        with phase("sweep what is left"):
+        with phase("remove leftovers"):
             state.prepare()
             provider.remove_leftovers()
             end_leftovers(state.dir)
             state.remove()
     (state.dir.parent / f"{env}.lock").unlink(missing_ok=True)
-    say(f"ENV={env}: nothing is left")
+    say(f"ENV={env}: everything is removed")
 
 
 def renew(env: str) -> None:
@@ -239,7 +239,7 @@ def training_image(env: str, device: str) -> None:
     with state.locked():
         state.prepare()
         name = build(state, cluster, say, device)
-    say(f"made {name}\n  push it where GPULab can pull it: podman push {name} REGISTRY/horovod-training:1")
+    say(f"built {name}\n  push it where GPULab can pull it: podman push {name} REGISTRY/horovod-training:1")
     say("then name it in cluster.gpulab.image")
 
 

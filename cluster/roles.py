@@ -1,5 +1,4 @@
-"""Which roles a cluster's nodes get: ansible/roles.yml orders them, `features` and `storage` in cluster.yml switch some
-off."""
+"""The roles of a cluster: ansible/roles.yml in order, without those that `features` and `storage` switch off."""
 
 from __future__ import annotations
 
@@ -21,6 +20,6 @@ def ordered() -> list[str]:
 
 
 def active(cluster: Cluster) -> list[str]:
-    """Roles without a feature are what every cluster is made of."""
-    switched = cluster.features.model_dump() | {"storage": cluster.storage.backend != "none"}
-    return [entry["role"] for entry in entries() if "feature" not in entry or switched[entry["feature"]]]
+    """The roles that this cluster has; every cluster has those without a feature."""
+    enabled = cluster.features.model_dump() | {"storage": cluster.storage.backend != "none"}
+    return [entry["role"] for entry in entries() if "feature" not in entry or enabled[entry["feature"]]]

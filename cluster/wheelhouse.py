@@ -1,6 +1,6 @@
-"""The folders of Python packages that nodes install from: filled once by the controller, so nodes need no index.
+"""Wheelhouses: folders of Python packages that the controller downloads once, so that nodes need no package index.
 
-They also serve sites without internet: copy the cache folder there.
+A site without internet can use them too: copy the cache folder there.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from cluster.core.errors import InfraError
 from cluster.core.process import run_logged
 from cluster.core.state import CACHE
 
-# what is installed -> the lock that names its packages
+# wheelhouse -> its lock file
 LOCKS = {
     "horovod": ROOT / "requirements/nodes.lock",
     "horovod-cuda": ROOT / "requirements/nodes-cuda.lock",
@@ -34,7 +34,7 @@ def folder(name: str) -> Path:
 
 
 def fill(names: Iterable[str], log: Path) -> dict[str, Path]:
-    """Download what these locks name, and Horovod's source, into the cache; return name -> folder."""
+    """Download the packages of these locks, and Horovod's source, into the cache; name -> folder."""
     return {name: fill_one(name, log) for name in names}
 
 
@@ -51,7 +51,7 @@ def fill_one(name: str, log: Path) -> Path:
     except InfraError:
         if name != "horovod":
             raise
-        # Not every pip knows where CPU builds of PyTorch are.
+        # Not every pip is configured with an index of CPU builds of PyTorch.
         run_logged([*locked, "--extra-index-url", versions()["torch_cpu_index"]], log, os.environ, "pip download")
     if name == "horovod-cuda":
         check_cuda(target, versions()["torch"])
@@ -71,9 +71,9 @@ def fill_source(target: Path, pip: list[str | Path], log: Path) -> None:
 
 
 def check_cuda(target: Path, version: str) -> None:
-    """pip may know a CPU build of the same version: be sure that we have the other."""
+    """Refuse a CPU build of the same version, which pip may find too."""
     for wheel in target.glob(f"torch-{version}*.whl"):
         with zipfile.ZipFile(wheel) as content:
             if not any(name.endswith("/libtorch_cuda.so") for name in content.namelist()):
                 wheel.unlink()
-                raise InfraError(f"{wheel.name}: a build of torch without CUDA; let pip reach the public index")
+                raise InfraError(f"{wheel.name}: torch without CUDA; give pip access to the public index")

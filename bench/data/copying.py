@@ -22,8 +22,8 @@ def role_variables(state: State, node: str) -> dict[str, str]:
     """The variables of the role data as a node gets them: its defaults, unless the environment sets others."""
     defaults = yaml.safe_load((ROOT / "roles/data/defaults/main.yml").read_text())
     wanted = {name: f"{{{{ {name} | default({value!r}) }}}}" for name, value in defaults.items()}
-    inventories = ["-i", ROOT / "inventories" / state.env, "-i", ROOT / "inventories/terraform.py"]
-    argv: list[str | Path] = ["ansible", node, *inventories, "-m", "ansible.builtin.debug", "-a", json.dumps({"msg": wanted})]
+    inventories: list[str | Path] = ["-i", ROOT / "inventories" / state.env, "-i", ROOT / "inventories/terraform.py"]
+    argv = ["ansible", node, *inventories, "-m", "ansible.builtin.debug", "-a", json.dumps({"msg": wanted})]
     done = subprocess.run(argv, env=state.environment() | {"ANSIBLE_NOCOLOR": "1"}, capture_output=True, text=True)
     if done.returncode:
         raise InfraError(

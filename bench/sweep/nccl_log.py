@@ -37,8 +37,10 @@ class Log:
         for host, networks in sorted(self.sends.items()):
             if "Socket" not in networks:
                 continue
-            if self.transport == "verbs":
-                return f"NCCL sent over sockets on {host} (NET/Socket), not over the verbs of {self.interface}"
+            if self.transport != "tcp":
+                return (
+                    f"NCCL sent over sockets on {host} (NET/Socket), not over the {self.transport} of {self.interface}"
+                )
             used = self.sockets.get(host, set())
             if used and self.interface not in used:
                 return f"NCCL sent over {', '.join(sorted(used))} on {host} and not over {self.interface}"

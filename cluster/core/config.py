@@ -95,6 +95,9 @@ class Cluster(Section):
                 raise ValueError(f"fabrics.{key}: use lower-case letters and digits only")
             if fabric.transport == "efa" and self.provider != "aws":
                 raise ValueError(f"fabrics.{key}.transport: only provider aws has efa; write verbs or tcp")
+            # The bridge between containers has no link rate of its own.
+            if self.provider == "local" and "shaped" not in fabric.model_fields_set:
+                fabric.shaped = True
         for cidr in self.admin_cidrs:
             if ipaddress.ip_network(cidr).prefixlen < SHORTEST_PREFIX and not self.allow_world_open:
                 fix = "name the networks you work from, or set allow_world_open: true"

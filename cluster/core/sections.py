@@ -61,7 +61,9 @@ class Fabric(Section):
     transport: TransportName = Field(
         default="tcp", description="tcp, verbs (RDMA over InfiniBand or RoCE) or efa (AWS)"
     )
-    shaped: bool = Field(default=False, description="whether nodes limit the interface to rate_gbps in both directions")
+    shaped: bool = Field(
+        default=False, description="limit the interface to rate_gbps; default true with provider local"
+    )
 
 
 class Features(Section):

@@ -69,6 +69,6 @@ def test_cpu_build_of_torch_is_refused_where_cuda_is_needed(tmp_path: Path, cont
     if content.endswith("cuda.so"):
         wheelhouse.check_cuda(tmp_path, "2.13.0")
     else:
-        with pytest.raises(InfraError, match="without CUDA; let pip reach the public index"):
+        with pytest.raises(InfraError, match="without CUDA; give pip access to the public index"):
             wheelhouse.check_cuda(tmp_path, "2.13.0")
         assert not wheel.exists()

@@ -51,9 +51,25 @@ def test_groups_and_strict_host_keys():
     assert "StrictHostKeyChecking=yes" in made["cluster"]["vars"]["ansible_ssh_common_args"]
 
 
+def test_hosts_get_the_completed_configuration_and_the_names_of_a_nodes_parts():
+    cluster = config.load("local")
+    made = inventory.inventory(contract.parse(OUTPUT), State("local"), cluster)
+    # A variable of a host: group_vars/all/cluster.yml would win over one of a group.
+    assert all(host["cluster"] == cluster.model_dump(mode="json") for host in made["_meta"]["hostvars"].values())
+    assert made["cluster"]["vars"]["layout"]["user"] == config.layout()["user"]
+    assert made["cluster"]["vars"]["versions"] == config.versions()
+
+
+@pytest.mark.parametrize("transport", ["tcp", "verbs", "efa"])
+def test_contract_takes_every_transport(transport):
+    fabric = {**OUTPUT["fabrics"]["1g"], "transport": transport}
+    assert contract.parse({**OUTPUT, "fabrics": {"1g": fabric}}).fabrics["1g"].transport == transport
+
+
 @pytest.mark.parametrize(
     ("path", "value", "named"),
     [
+        (["fabrics", "1g", "transport"], "rdma", "cluster.fabrics.1g.transport"),
         (["fabrics", "1g", "rate_gbps"], "fast", "cluster.fabrics.1g.rate_gbps"),
         (["nodes", "w1", "role"], "king", "cluster.nodes.w1.role"),
         (["ssh"], None, "cluster.ssh"),
