@@ -65,13 +65,8 @@ def ensure(log: Path) -> Path:
 
 def validate(definitions: list[dict[str, Any]], log: Path) -> None:
     """Check job definitions with gpulab-cli's own schema; a UserError names the job and the field."""
-    done = subprocess.run(
-        [ensure(log) / "bin/python", "-c", VALIDATE],
-        input=json.dumps(definitions),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    argv, data = [str(ensure(log) / "bin/python"), "-c", VALIDATE], json.dumps(definitions)
+    done = subprocess.run(argv, input=data, capture_output=True, text=True, check=False)
     if done.returncode:
         raise InfraError(f"cannot run gpulab-cli's schema: {done.stderr.strip().splitlines()[-1]}")
     if done.stdout:

@@ -86,12 +86,11 @@ class Experiment:
             names = list(logins)
             found = pool.map(lambda name: self.find_interfaces(request, name, logins[name]), names)
             by_node = dict(zip(names, found, strict=True))
-        interfaces = {lan.name: self.common_interface(lan.name, by_node, logins) for lan in request.lans}
         return {
             "user": users.pop(),
             "jump_host": jumps.pop() or self.section.jump_host,
             "addresses": {name: login.host for name, login in logins.items()},
-            "interfaces": interfaces,
+            "interfaces": {lan.name: self.common_interface(lan.name, by_node, logins) for lan in request.lans},
         }
 
     def ssh(self, login: Login, command: str, accept_new: bool = False) -> subprocess.CompletedProcess[str]:
@@ -101,7 +100,7 @@ class Experiment:
         for option in ("BatchMode=yes", "ConnectTimeout=5", "LogLevel=ERROR", "HashKnownHosts=no", "UpdateHostKeys=no"):
             argv += ["-o", option]
         argv += [f"{login.user}@{login.host}", command]
-        return subprocess.run(argv, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=60, check=False)
+        return ssh.gather({login.host: argv})[login.host]
 
     def find_interfaces(self, request: Request, name: str, login: Login) -> dict[str, str]:
         """LAN -> interface with the address from the request; never the interface of the control network."""
@@ -134,10 +133,8 @@ class Experiment:
             if old == wanted:
                 continue
             # An IPv4 interface that goes down loses its routes but keeps its addresses.
-            command = (
-                f"sudo ip link set {old} down && sudo ip link set {old} name {wanted} && sudo ip link set {wanted} up"
-            )
-            done = self.ssh(logins[node], command)
+            steps = (f"{old} down", f"{old} name {wanted}", f"{wanted} up")
+            done = self.ssh(logins[node], " && ".join(f"sudo ip link set {step}" for step in steps))
             if done.returncode:
                 raise InfraError(f"node {node}: cannot rename {old} to {wanted}: {done.stderr.strip()[-200:]}")
         return wanted
@@ -159,9 +156,8 @@ class Experiment:
         try:
             self.control_plane.delete()
         except InfraError as error:
-            raise InfraError(
-                f"experiment {self.name} may still hold nodes: {error}; run `make destroy` again"
-            ) from None
+            fix = "run `make destroy` again"
+            raise InfraError(f"experiment {self.name} may still have nodes: {error}; {fix}") from None
         # The next nodes may have the same addresses and other host keys.
         for path in (self.known_hosts, self.nodes_file, self.record_file):
             path.unlink(missing_ok=True)
