@@ -21,7 +21,7 @@ from cluster.providers.registry import PROVIDERS
 
 KNOWN_PROVIDERS = sorted(
     {path.parent.name for path in ROOT.glob("cluster/providers/*/provider.py")}
-    | {path.parent.name for path in ROOT.glob("terraform/*/outputs.tf")}
+    | {path.parent.name for path in ROOT.glob("terraform/*/main.tf")}
 )
 ROLES = sorted(path.parent.parent.name for path in ROOT.glob("roles/*/tasks/main.yml"))
 ENGINES = sorted(set(get_args(Engine)) - {"horovod"} | LAUNCHERS.keys())
