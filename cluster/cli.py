@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Callable
 
-from cluster import artefacts, cost, doctor, lab, lifecycle, preview
+from cluster import artefacts, cost, doctor, lab, lifecycle, preview, price_list
 from cluster.core import paths
 from cluster.core.errors import InfraError, UserError
 from cluster.providers.baremetal import adopt
@@ -44,6 +44,9 @@ def make_parser() -> argparse.ArgumentParser:
     add("doctor", "list problems and their fixes", lambda args: doctor.run(args.env, args.json), json=True)
     add("adopt", "print the host keys of existing machines and pin them", lambda args: adopt.run(args.env))
     add("cost", "cost per hour, cost so far, and budget", lambda args: cost.run(args.env, args.json), json=True)
+    text = "list the prices used in calculations, with date and source"
+    command = add("prices", text, lambda args: price_list.run(args.refresh, args.json), json=True)
+    command.add_argument("--refresh", action="store_true", help="fetch EC2 on-demand prices; needs AWS credentials")
     text = "list every package, wheel, image and file with version and checksum, for sites without internet access"
     add("artefacts", text, lambda args: artefacts.run(args.env, args.json), json=True)
     text = "address of the cluster's JupyterLab, its certificate and its token file"

@@ -19,7 +19,7 @@ from cluster.terraform import read_output
 def hourly(instance_type: str, cluster: Cluster) -> float:
     """The price of one node: instance, disk and public address."""
     assert cluster.aws  # noqa: S101 (called only for clusters on AWS)
-    instance = prices.types()[instance_type].usd_per_hour * (prices.SPOT_SHARE if cluster.aws.spot else 1)
+    instance = prices.instance_per_hour(instance_type) * (prices.SPOT_SHARE if cluster.aws.spot else 1)
     address = prices.address_per_hour() if cluster.aws.subnet_id is None else 0
     return instance + prices.disk_per_hour(cluster.aws.root_gb) + address
 

@@ -1,4 +1,4 @@
-"""What EC2 nodes have and cost: cluster/core/instances.yml, the one table that Terraform and `make cost` share."""
+"""What nodes have and cost: cluster/core/instances.yml (facts) and prices.yml (every price, with date and source)."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ from typing import Any
 
 import yaml
 
-TABLE = Path(__file__).parent / "instances.yml"
+from cluster.core.errors import UserError
+
+INSTANCES = Path(__file__).parent / "instances.yml"
+PRICES = Path(__file__).parent / "prices.yml"
 HOURS_PER_MONTH = 730
-# Spot prices move by the minute; this share of the on-demand price is only to plan with.
+# Spot prices change every minute. This share of the on-demand price is for planning only.
 SPOT_SHARE = 0.4
 
 
@@ -23,28 +26,51 @@ class InstanceType:
     gbps: float
     scratch_gb: int
     interface: str
-    usd_per_hour: float
-
-
-@cache
-def _table() -> dict[str, Any]:
-    content: dict[str, Any] = yaml.safe_load(TABLE.read_text())
-    return content
 
 
 @cache
 def types() -> dict[str, InstanceType]:
-    return {name: InstanceType(**values) for name, values in _table()["types"].items()}
+    return {name: InstanceType(**facts) for name, facts in yaml.safe_load(INSTANCES.read_text())["types"].items()}
+
+
+@cache
+def catalogue() -> dict[str, Any]:
+    content: dict[str, Any] = yaml.safe_load(PRICES.read_text())
+    return content
 
 
 def date() -> str:
-    prices = _table()["prices"]
-    return f"{prices['date']}, {prices['region']}"
+    group = catalogue()["ec2_on_demand"]
+    return f"{group['date']}, {group['region']}"
+
+
+def instance_per_hour(name: str) -> float:
+    known = catalogue()["ec2_on_demand"]["usd_per_hour"]
+    if name not in known:
+        raise UserError(f"{name}: no price in cluster/core/prices.yml; add one, or run `cluster prices --refresh`")
+    return float(known[name])
 
 
 def disk_per_hour(gigabytes: int) -> float:
-    return float(_table()["prices"]["gp3_usd_per_gb_month"]) * gigabytes / HOURS_PER_MONTH
+    return float(catalogue()["ec2_extras"]["gp3_usd_per_gb_month"]) * gigabytes / HOURS_PER_MONTH
 
 
 def address_per_hour() -> float:
-    return float(_table()["prices"]["public_address_usd_per_hour"])
+    return float(catalogue()["ec2_extras"]["public_address_usd_per_hour"])
+
+
+def gpu_per_hour(gpu: str) -> float:
+    known = catalogue()["gpus"]["usd_per_hour"]
+    if gpu not in known:
+        raise UserError(f"--gpu-price: {gpu} has no price in cluster/core/prices.yml; give one")
+    return float(known[gpu])
+
+
+def node_per_hour() -> float:
+    return float(catalogue()["nodes"]["usd_per_hour"])
+
+
+def port_per_hour() -> dict[tuple[str, float], float]:
+    """By transport and Gbit/s."""
+    ports = catalogue()["nodes"]["port_usd_per_hour"]
+    return {(via, float(rate)): float(price) for via, rates in ports.items() for rate, price in rates.items()}

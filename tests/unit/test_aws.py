@@ -66,7 +66,7 @@ def test_world_is_opened_only_with_the_explicit_field(load):
 
 
 def test_hourly_price_is_instance_disk_and_address(load):
-    alone = prices.types()["g4dn.xlarge"].usd_per_hour
+    alone = prices.instance_per_hour("g4dn.xlarge")
     assert cost.hourly("g4dn.xlarge", load()) == pytest.approx(alone + 100 * 0.08 / 730 + 0.005)
     assert cost.hourly("g4dn.xlarge", load({"spot": True})) < alone
     inside = load({"network": None, "subnet_id": "subnet-1a2b"})
