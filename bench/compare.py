@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from bench import words
-from bench.results.points import Place, Table
+from bench.results.points import MergedPoint, Table
 from bench.results.runs import Run, load
-from bench.results.trial import Interval, Trial
+from bench.results.trial import Interval, Point
 from cluster.core.errors import UserError
+from cluster.core.tables import columns
 
-Key = tuple[str, float, int, int, int, str, str, str, str, str]
+Key = tuple[Any, ...]
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -57,41 +58,14 @@ def parse_tolerance(text: str) -> float:
     return value
 
 
-def key(place: Place) -> Key:
-    family = place.family
-    return (
-        place.fabric,
-        place.rate_gbps,
-        place.nodes,
-        place.batch,
-        family.gpus_per_node,
-        family.model,
-        family.engine,
-        family.compression,
-        family.device,
-        family.data,
-    )
+def key(point: Point) -> Key:
+    """The conditions without the transport, so that a run of schema 1, which may not know it, still compares."""
+    return tuple(point.model_dump(exclude={"repeat", "transport"}).values())
 
 
-def trial_key(trial: Trial) -> Key:
-    point = trial.point
-    return (
-        point.fabric,
-        point.rate_gbps,
-        point.nodes,
-        point.batch,
-        point.gpus_per_node,
-        point.model,
-        point.engine,
-        point.compression,
-        point.device,
-        point.data,
-    )
-
-
-def where(place: Place, alone: bool) -> str:
-    text = f"{words.fabric(place.fabric)}, {words.count(place.nodes, 'node')}, batch {place.batch}"
-    return text if alone else f"{text}, {place.family.label}"
+def where(point: MergedPoint, alone: bool) -> str:
+    text = f"{words.fabric(point)}, {words.count(point.nodes, 'node')}, batch {point.batch}"
+    return text if alone else f"{text}, {point.family.label}"
 
 
 def judge(before: Interval, after: Interval, tolerance: float) -> tuple[str, float]:
@@ -105,26 +79,29 @@ def judge(before: Interval, after: Interval, tolerance: float) -> tuple[str, flo
 
 def compare(before: Run, after: Run, tolerance: float) -> dict[str, Any]:
     a, b = before.table(), after.table()
-    new = {key(place): place for place in b.places}
-    broken = {trial_key(trial): trial for trial in b.failed}
-    alone = len({place.family for place in a.places}) < 2
+    new = {key(point.trials[0].point): point for point in b.points}
+    broken = {key(trial.point): trial for trial in b.failed}
+    alone = len({point.family for point in a.points}) < 2
     pairs: list[Pair] = []
     missing: list[str] = []
-    for place in a.places:
-        name = where(place, alone)
-        other = new.get(key(place))
+    for point in a.points:
+        name = where(point, alone)
+        other = new.get(key(point.trials[0].point))
         if other is not None:
-            verdict, change = judge(place.ips, other.ips, tolerance)
-            note = "" if place.scale == other.scale else f"scale factor {place.scale:g} then {other.scale:g}"
-            pairs.append(Pair(name, place.ips, other.ips, verdict, change, note))
-        elif key(place) in broken:
-            error = broken[key(place)].error or "no error text"
-            pairs.append(Pair(name, place.ips, None, "regression", None, f"fails now: {error}"))
+            verdict, change = judge(point.ips, other.ips, tolerance)
+            pairs.append(Pair(name, point.ips, other.ips, verdict, change, different(point, other)))
+        elif key(point.trials[0].point) in broken:
+            error = broken[key(point.trials[0].point)].error or "no error text"
+            pairs.append(Pair(name, point.ips, None, "regression", None, f"fails now: {error}"))
         else:
             missing.append(name)
     if not pairs:
         raise UserError(f"A, B: {before.name} and {after.name} have no point in common; compare runs of the same plan")
-    added = [where(place, alone) for place in b.places if key(place) not in {key(old) for old in a.places}]
+    added = [
+        where(point, alone)
+        for point in b.points
+        if key(point.trials[0].point) not in {key(old.trials[0].point) for old in a.points}
+    ]
     worse = [pair for pair in pairs if pair.verdict == "regression"]
     return {
         "a": before.name,
@@ -142,8 +119,14 @@ def compare(before: Run, after: Run, tolerance: float) -> dict[str, Any]:
     }
 
 
+def different(before: MergedPoint, after: MergedPoint) -> str:
+    """Which conditions changed although the point is the same."""
+    pairs = {"scale factor": (before.scale, after.scale), "transport": (before.transport, after.transport)}
+    return ", ".join(f"{name} {old} then {new}" for name, (old, new) in pairs.items() if old != new)
+
+
 def emulated(*tables: Table) -> bool:
-    return any(place.family.kind == "emulated" for table in tables for place in table.places)
+    return any(point.family.kind == "emulated" for table in tables for point in table.points)
 
 
 def as_row(pair: Pair) -> dict[str, Any]:
@@ -193,15 +176,17 @@ def as_text(report: dict[str, Any]) -> str:
     lines = [f"{report['b']} against {report['a']}, images/s, tolerance {report['tolerance']:.1%}"]
     if report["emulated"]:
         lines[0] += " (emulated devices)"
-    wide = max(len(row["point"]) for row in report["points"])
-    lines.append(f"{'point':{wide}}  {'before':>24}  {'after':>24}  {'change':>7}  verdict")
-    for row in report["points"]:
-        change = "" if row["change"] is None else f"{row['change']:+.1%}"
-        note = f" ({row['note']})" if row["note"] else ""
-        lines.append(
-            f"{row['point']:{wide}}  {spread(row['before']):>24}  {spread(row['after']):>24}  {change:>7}  "
-            f"{row['verdict']}{note}"
+    rows = [
+        (
+            row["point"],
+            spread(row["before"]),
+            spread(row["after"]),
+            "" if row["change"] is None else f"{row['change']:+.1%}",
+            row["verdict"] + (f" ({row['note']})" if row["note"] else ""),
         )
+        for row in report["points"]
+    ]
+    lines.append(columns(("point", "before", "after", "change", "verdict"), rows))
     for title, name in (("Only in A", "only_in_a"), ("Only in B", "only_in_b")):
         if report[name]:
             lines.append(f"{title}: {words.several(report[name], 4)}")

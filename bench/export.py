@@ -6,7 +6,6 @@ import argparse
 import csv
 import io
 import json
-import struct
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,8 +13,8 @@ from typing import Any, get_args
 
 from pydantic import BaseModel
 
-from bench.results.points import Place
-from bench.results.runs import Run, load
+from bench.results.points import MergedPoint
+from bench.results.runs import Run, load, print_problems
 from bench.results.trial import Trial
 from cluster.core.errors import InfraError, UserError
 
@@ -32,6 +31,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     kind = "json" if args.json else args.format
     loaded = load(args.run)
+    print_problems(loaded)
     if kind == "tensorboard" and args.out is None:
         raise UserError("--out: TensorBoard wants a folder; add --out DIR and open it with tensorboard --logdir DIR")
     if args.out is None:
@@ -93,10 +93,10 @@ def harmless(value: Any) -> Any:
 
 def efficiencies(run: Run) -> dict[str, float]:
     return {
-        trial.id: place.efficiency.median
-        for place in run.table().places
-        if place.efficiency is not None
-        for trial in place.trials
+        trial.id: point.efficiency.median
+        for point in run.table().points
+        if point.efficiency is not None
+        for trial in point.trials
     }
 
 
@@ -150,7 +150,11 @@ def mlperf_events(run: Run, trial: Trial) -> Iterator[dict[str, Any]]:
     yield event(start, "submission_benchmark", "resnet" if point.model == "resnet50" else point.model)
     yield event(start, "submission_division", "open")
     yield event(start, "submission_status", "research")
-    yield event(start, "submission_platform", f"{point.nodes}x{point.gpus_per_node}x{point.device} over {point.fabric}")
+    yield event(
+        start,
+        "submission_platform",
+        f"{point.nodes}x{point.gpus_per_node}x{point.device} over {point.fabric} ({point.transport})",
+    )
     yield event(start, "global_batch_size", point.gpus * point.batch)
     yield event(start, "init_start", kind="INTERVAL_START")
     yield event(begin, "init_stop", kind="INTERVAL_END")
@@ -163,103 +167,55 @@ def mlperf_events(run: Run, trial: Trial) -> Iterator[dict[str, Any]]:
     yield event(end, "run_stop", kind="INTERVAL_END", status=status)
 
 
-def scalars(place: Place) -> dict[str, float]:
-    values = {"images_per_second": place.ips.median, "step_ms": place.step_ms.median}
-    if place.efficiency is not None:
-        values["efficiency"] = place.efficiency.median
-    if place.bus_gbps is not None:
-        values["bus_bandwidth_gbps"] = place.bus_gbps.median
-    if place.breakdown is not None:
-        values |= {f"step/{name}_ms": value for name, value in place.breakdown.model_dump().items()}
+def scalars(point: MergedPoint) -> dict[str, float]:
+    values = {"images_per_second": point.ips.median, "step_ms": point.step_ms.median}
+    if point.efficiency is not None:
+        values["efficiency"] = point.efficiency.median
+    if point.bus_gbps is not None:
+        values["bus_bandwidth_gbps"] = point.bus_gbps.median
+    if point.breakdown is not None:
+        values |= {f"step/{name}_ms": value for name, value in point.breakdown.model_dump().items()}
     return values
 
 
 def write_tensorboard(run: Run, folder: Path) -> list[Path]:
     """One TensorBoard run per curve, nodes on the step axis."""
-    curves: dict[str, list[Place]] = {}
-    for place in run.table().places:
-        family = place.family
-        parts = (family.device, family.model, family.engine, family.compression, place.fabric, f"batch{place.batch}")
+    from tensorboardX.proto.event_pb2 import Event
+    from tensorboardX.proto.summary_pb2 import Summary
+    from tensorboardX.record_writer import RecordWriter
+
+    curves: dict[str, list[MergedPoint]] = {}
+    for point in run.table().points:
+        family = point.family
+        parts = (family.device, family.model, family.engine, family.compression, point.fabric, f"batch{point.batch}")
         name = "_".join(safe(part) for part in parts)
+        if point.transport != "tcp":
+            name += f"_{point.transport}"
         if family.gpus_per_node > 1:
             name += f"_{family.gpus_per_node}gpu"
         if family.data != "synthetic":
             name += "_realdata"
-        curves.setdefault(name, []).append(place)
+        curves.setdefault(name, []).append(point)
     written = []
-    for name, places in curves.items():
+    for name, points in curves.items():
         home = folder / name
         home.mkdir(parents=True, exist_ok=True)
-        moment = epoch_ms(places[0].trials[0].started) / 1000
+        moment = epoch_ms(points[0].trials[0].started) / 1000
         # A fixed name: exporting twice replaces the curve instead of drawing it twice.
         path = home / "events.out.tfevents.0.bench"
-        records = [event_bytes(moment, 0, version="brain.Event:2")]
-        for place in places:
-            records += [event_bytes(moment, place.nodes, {tag: value}) for tag, value in scalars(place).items()]
-        path.write_bytes(b"".join(record_bytes(record) for record in records))
+        writer = RecordWriter(str(path.resolve()))
+        writer.write(Event(wall_time=moment, file_version="brain.Event:2").SerializeToString())
+        for point in points:
+            for tag, value in scalars(point).items():
+                summary = Summary(value=[Summary.Value(tag=tag, simple_value=value)])
+                writer.write(Event(wall_time=moment, step=point.nodes, summary=summary).SerializeToString())
+        writer.close()
         written.append(path)
     return written
 
 
 def safe(text: str) -> str:
     return "".join(sign if sign.isalnum() or sign in "-." else "-" for sign in text).lstrip(".")
-
-
-def varint(value: int) -> bytes:
-    out = bytearray()
-    while True:
-        value, low = value >> 7, value & 0x7F
-        out.append(low | (0x80 if value else 0))
-        if not value:
-            return bytes(out)
-
-
-def field(number: int, payload: bytes) -> bytes:
-    return varint(number << 3 | 2) + varint(len(payload)) + payload
-
-
-def event_bytes(moment: float, step: int, values: dict[str, float] | None = None, version: str | None = None) -> bytes:
-    """TensorFlow's Event message: wall_time 1, step 2, file_version 3, summary 5 {value 1 {tag 1, simple_value 2}}."""
-    out = varint(1 << 3 | 1) + struct.pack("<d", moment) + varint(2 << 3) + varint(step)
-    if version is not None:
-        out += field(3, version.encode())
-    if values:
-        summary = b"".join(
-            field(1, field(1, tag.encode()) + varint(2 << 3 | 5) + struct.pack("<f", value))
-            for tag, value in values.items()
-        )
-        out += field(5, summary)
-    return out
-
-
-def record_bytes(payload: bytes) -> bytes:
-    """TFRecord framing: length, its checksum, payload, its checksum."""
-    length = struct.pack("<Q", len(payload))
-    return length + struct.pack("<I", masked(crc32c(length))) + payload + struct.pack("<I", masked(crc32c(payload)))
-
-
-def make_table() -> list[int]:
-    table = []
-    for value in range(256):
-        for _ in range(8):
-            value = value >> 1 ^ (0x82F63B78 if value & 1 else 0)
-        table.append(value)
-    return table
-
-
-TABLE = make_table()
-
-
-def crc32c(data: bytes) -> int:
-    """Castagnoli's polynomial, which zlib does not have."""
-    value = 0xFFFFFFFF
-    for byte in data:
-        value = TABLE[(value ^ byte) & 0xFF] ^ value >> 8
-    return value ^ 0xFFFFFFFF
-
-
-def masked(value: int) -> int:
-    return ((value >> 15 | value << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
 WRITERS: dict[str, Callable[[Run], str]] = {"csv": as_csv, "json": as_json, "mlperf": as_mlperf}

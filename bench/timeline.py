@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster.core.errors import InfraError, UserError
+from cluster.core.tables import columns
 
 COLLECTIVES = ("ALLREDUCE", "ADASUM", "ALLGATHER", "BROADCAST", "ALLTOALL", "REDUCESCATTER")
 OUR_PID = 1_000_000
@@ -223,14 +224,14 @@ def annotated(events: list[dict[str, Any]], steps: list[Step]) -> list[dict[str,
 
 
 def as_text(summary: dict[str, Any], steps: list[Step]) -> str:
-    titles = ("step", "period ms", "comm ms", "hidden", "exposed", "rank spread")
-    lines = ["".join(f"{title:>13}" for title in titles) + "  last rank"]
     shown = steps[:20]
+    rows = []
     for step in shown:
-        period = "-" if step.period_ms is None else f"{step.period_ms:.1f}"
-        values = (step.comm_ms, step.hidden_ms, step.exposed_ms, step.rank_spread_ms)
-        numbers = "".join(f"{value:>13.1f}" for value in values)
-        lines.append(f"{step.number:>13}{period:>13}{numbers}  {step.last_rank or '-'}")
+        times = (step.period_ms, step.comm_ms, step.hidden_ms, step.exposed_ms, step.rank_spread_ms)
+        cells = ("-" if value is None else f"{value:.1f}" for value in times)
+        rows.append((str(step.number), *cells, step.last_rank or "-"))
+    head = ("step", "period ms", "comm ms", "hidden ms", "exposed ms", "rank spread ms", "last rank")
+    lines = [columns(head, rows)]
     if len(steps) > len(shown):
         lines.append(f"   ... {len(steps) - len(shown)} more (--json lists all)")
     share = summary["exposed_ms"] / summary["comm_ms"] if summary["comm_ms"] else 0.0

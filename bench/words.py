@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 from decimal import ROUND_HALF_UP, Decimal
+from typing import Protocol
 
 NUMBERS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
+TRANSPORTS = {"tcp": "TCP", "verbs": "verbs", "efa": "EFA"}
 
 
 def count(number: int, noun: str) -> str:
@@ -37,12 +39,23 @@ def gbps(rate: float) -> str:
     return f"{significant(rate, 2) if rate < 100 else significant(rate)} Gbit/s"
 
 
-def fabric(name: str) -> str:
-    if re.fullmatch(r"\d+g", name):
-        return name.upper()
-    if name.lower() in ("ib", "infiniband"):
+class OnFabric(Protocol):
+    @property
+    def fabric(self) -> str: ...
+    @property
+    def transport(self) -> str: ...
+
+
+def fabric(point: OnFabric) -> str:
+    return fabric_name(point.fabric, point.transport)
+
+
+def fabric_name(name: str, transport: str | None) -> str:
+    """1G, InfiniBand, net (verbs): the transport decides, whatever the name suggests. None: not known."""
+    if transport == "verbs" and name.lower() in ("ib", "infiniband"):
         return "InfiniBand"
-    return name
+    shown = name.upper() if re.fullmatch(r"\d+g", name) else name
+    return shown if transport in (None, "tcp") or transport in name.lower() else f"{shown} ({transport})"
 
 
 def brief(text: str, most: int = 300) -> str:

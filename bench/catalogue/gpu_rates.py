@@ -89,14 +89,14 @@ def compute_ms(profile: str, model: str, batch: int, precision: str | None = Non
     if used != wanted:
         source += f"; {wanted} was not published, {used} stands in"
     if network.name != REFERENCE_MODEL:
-        factor, by = scale(network.name)
+        factor, by = step_ratio(network.name)
         step *= factor
         source += f"; scaled by {by} to {model} (x{factor:.2f})"
     return step, source
 
 
 @cache
-def scale(model: str) -> tuple[float, str]:
+def step_ratio(model: str) -> tuple[float, str]:
     """A network's step time over the reference's, and what that rests on.
 
     Multiply-accumulates alone make VGG-16 2.7 times too slow, its convolutions being large and regular, so a published

@@ -8,7 +8,6 @@ import math
 import os
 from typing import Any
 
-from bench.columns import columns
 from bench.results.runs import Run, load
 from bench.sweep import executors
 from bench.sweep.launch import PYTHON
@@ -16,6 +15,7 @@ from bench.worker import shards, stages
 from cluster.core import ssh, worker_files
 from cluster.core.errors import InfraError, UserError
 from cluster.core.state import State
+from cluster.core.tables import columns
 from cluster.terraform import read_output
 
 
@@ -61,7 +61,7 @@ def need(rate: float | None, run: Run | None) -> dict[str, Any] | None:
         return {"images_per_second": rate, "source": "--rate"}
     if run is None:
         return None
-    places = [place for place in run.table().places if place.family.data == "synthetic"]
+    places = [place for place in run.table().points if place.family.data == "synthetic"]
     if not places:
         raise UserError(f"--run: {run.name} has no point on synthetic data to take a rate from; give --rate")
     best = max(places, key=lambda place: place.ips.median)

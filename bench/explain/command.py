@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import argparse
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from bench import words
 from bench.explain import diagnosis, roofline, verdict, weakest_link, whatif
 from bench.explain.diagnosis import LINK_FULL, Diagnosis
-from bench.results.points import Place
+from bench.results.points import MergedPoint
 from bench.results.runs import Run, find_trial, load
 from bench.results.trial import Trial
 from cluster.core.errors import InfraError, UserError
+from cluster.core.tables import columns
 
 COMMON_RATES = (1.0, 10.0, 25.0, 40.0, 100.0, 200.0, 400.0, 800.0)
 
@@ -56,12 +57,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def draw(trial: str | None, run: Run, gpu: str | None, path: Path) -> None:
-    place = next((place for place in run.table().places if place.trials[0].id == trial), None)
-    roof = roofline.roofline(place, gpu) if place is not None else None
-    if place is None or roof is None:
+    point = next((point for point in run.table().points if point.trials[0].id == trial), None)
+    roof = roofline.roofline(point, gpu) if point is not None else None
+    if point is None or roof is None:
         raise UserError(f"--plot: no roofline for this trial; name the device with --gpu ({', '.join(roofline.PEAKS)})")
     try:
-        roofline.draw(roof, place, path)
+        roofline.draw(roof, point, path)
     except OSError as error:
         raise InfraError(f"--plot: cannot write {path}: {error.strerror}") from error
 
@@ -71,8 +72,8 @@ def explain_run(run: Run, given: dict[str, Any] | None = None, gpu: str | None =
     table = run.table()
     judged = verdict.judge(run, table)
     report: dict[str, Any] = {"run": run.name, "verdict": judged.sentence, "missing": verdict.missing(run, table)}
-    if judged.place is not None:
-        return report | explain_place(judged.place, {**run.capacities, **(given or {})}, gpu)
+    if judged.point is not None:
+        return report | explain_point(judged.point, {**run.capacities, **(given or {})}, gpu)
     stray = next((trial for trial in table.failed if diagnosis.stray_interfaces(trial)), None)
     if stray is not None:
         return report | explain_failed(stray)
@@ -84,13 +85,13 @@ def explain_run(run: Run, given: dict[str, Any] | None = None, gpu: str | None =
 def explain_trial(
     run: Run, trial: Trial, given: dict[str, Any] | None = None, gpu: str | None = None
 ) -> dict[str, Any]:
-    report: dict[str, Any] = {"run": run.name}
+    report: dict[str, Any] = {"run": run.name, "missing": run.problems}
     if trial.status == "failed":
         return report | explain_failed(trial)
-    place = next((p for p in run.table().places if any(t.id == trial.id for t in p.trials)), None)
-    if place is None:
+    point = next((p for p in run.table().points if any(t.id == trial.id for t in p.trials)), None)
+    if point is None:
         raise UserError(f"TRIAL: {trial.id} carries no step time, so there is nothing to explain")
-    return report | explain_place(place, {**run.capacities, **(given or {})}, gpu)
+    return report | explain_point(point, {**run.capacities, **(given or {})}, gpu)
 
 
 def explain_failed(trial: Trial) -> dict[str, Any]:
@@ -121,27 +122,27 @@ def explain_failed(trial: Trial) -> dict[str, Any]:
 def describe(trial: Trial) -> str:
     point = trial.point
     return (
-        f"{point.model}, {point.device}, {words.fabric(point.fabric)}, {words.count(point.nodes, 'node')} x "
+        f"{point.model}, {point.device}, {words.fabric(point)}, {words.count(point.nodes, 'node')} x "
         f"{point.gpus_per_node}, batch {point.batch}, {point.engine}"
     )
 
 
-def explain_place(place: Place, capacities: dict[str, Any], gpu: str | None = None) -> dict[str, Any]:
-    found = diagnosis.diagnose(place)
-    chain = weakest_link.stages(place, capacities)
-    observed = place.ips.median
-    cut = weakest_link.minimum_cut(chain, place.nodes)
-    after = weakest_link.minimum_cut(weakest_link.without(chain, cut.stages), place.nodes) if cut else None
+def explain_point(point: MergedPoint, capacities: dict[str, Any], gpu: str | None = None) -> dict[str, Any]:
+    found = diagnosis.diagnose(point)
+    chain = weakest_link.stages(point, capacities)
+    observed = point.ips.median
+    cut = weakest_link.minimum_cut(chain, point.nodes)
+    after = weakest_link.minimum_cut(weakest_link.without(chain, cut.stages), point.nodes) if cut else None
     report: dict[str, Any] = {
-        "trial": place.trials[0].id,
-        "point": describe(place.trials[0]),
-        "kind": place.family.kind,
+        "trial": point.trials[0].id,
+        "point": describe(point.trials[0]),
+        "kind": point.family.kind,
         "images_per_second": observed,
-        "efficiency": place.efficiency.median if place.efficiency else None,
+        "efficiency": point.efficiency.median if point.efficiency else None,
         "limit": found.limit,
         "reason": found.reason,
         "change": found.change,
-        "step_ms": place.breakdown.model_dump() if place.breakdown else None,
+        "step_ms": point.breakdown.model_dump() if point.breakdown else None,
         "path": [
             {
                 "stage": stage.name,
@@ -155,11 +156,11 @@ def explain_place(place: Place, capacities: dict[str, Any], gpu: str | None = No
         ],
         "weakest": weakest(cut),
         "next": weakest(after),
-        "note": overlap_note(place, chain, cut),
-        "changes": [change.__dict__ for change in changes(place, chain)],
+        "note": overlap_note(point, chain, cut),
+        "changes": [asdict(change) for change in changes(point, chain)],
         "roofline": None,
     }
-    roof = roofline.roofline(place, gpu)
+    roof = roofline.roofline(point, gpu)
     if roof is not None:
         report["roofline"] = {
             "device": roof.device,
@@ -186,23 +187,23 @@ def weakest(cut: weakest_link.Cut | None) -> dict[str, Any] | None:
     }
 
 
-def overlap_note(place: Place, chain: list[weakest_link.Stage], cut: weakest_link.Cut | None) -> str | None:
+def overlap_note(point: MergedPoint, chain: list[weakest_link.Stage], cut: weakest_link.Cut | None) -> str | None:
     """Why the flow stays below the cut: compute and communication take turns when they cannot overlap."""
-    if cut is None or place.ips.median >= 0.85 * cut.images_per_second or place.breakdown is None:
+    if cut is None or point.ips.median >= 0.85 * cut.images_per_second or point.breakdown is None:
         return None
-    shown = words.significant(place.breakdown.exposed_comm)
+    shown = words.significant(point.breakdown.exposed_comm)
     return (
         f"No link is full: the weakest would allow {words.significant(cut.images_per_second)} images/s. Compute and "
         f"communication take turns instead of overlapping ({shown} ms of communication shows in every step)."
     )
 
 
-def changes(place: Place, chain: list[weakest_link.Stage]) -> list[Change]:
+def changes(point: MergedPoint, chain: list[weakest_link.Stage]) -> list[Change]:
     """What single changes would give, best first."""
     out: list[Change] = []
-    now, step, parts = place.ips.median, place.step_ms.median, place.breakdown
+    now, step, parts = point.ips.median, point.step_ms.median, point.breakdown
     # A saturated host distorts every part of the step: nothing predicted from it would hold.
-    if parts is None or diagnosis.diagnose(place).limit == "host-cpu":
+    if parts is None or diagnosis.diagnose(point).limit == "host-cpu":
         return out
 
     def add(what: str, images: float, source: str = "predicted") -> None:
@@ -212,21 +213,21 @@ def changes(place: Place, chain: list[weakest_link.Stage]) -> list[Change]:
     if parts.data_wait > 0:
         add("images always ready (faster storage or decoding)", now * step / (step - parts.data_wait), "derived")
     if parts.straggler_wait > 0:
-        who = words.several(place.stragglers) if place.stragglers else "the slow node"
+        who = words.several(point.stragglers) if point.stragglers else "the slow node"
         add(f"{who} as fast as the others", now * step / (step - parts.straggler_wait), "derived")
-    curve = whatif.curve_for(place)
-    if curve is not None and place.ideal is not None:
-        rate = next((rate for rate in COMMON_RATES if rate >= 2 * place.rate_gbps), 2 * place.rate_gbps)
+    curve = whatif.curve_for(point)
+    if curve is not None and point.ideal is not None:
+        rate = next((rate for rate in COMMON_RATES if rate >= 2 * point.rate_gbps), 2 * point.rate_gbps)
         add(
-            f"{words.gbps(rate)} instead of {words.gbps(place.rate_gbps)}",
-            place.ideal * curve.efficiency(rate),
+            f"{words.gbps(rate)} instead of {words.gbps(point.rate_gbps)}",
+            point.ideal * curve.efficiency(rate),
         )
-        if place.family.compression == "none":
-            add("fp16 gradients (half the bytes)", place.ideal * curve.with_compression("fp16"))
-        link = place.link_gbps or place.rate_gbps
-        if place.bus_gbps and place.bus_gbps.median < LINK_FULL * link:
-            tuned = 0.9 * link / place.rate_gbps
-            add("an all-reduce that uses 90% of the link", place.ideal * curve.with_share(tuned))
+        if point.family.compression == "none":
+            add("fp16 gradients (half the bytes)", point.ideal * curve.with_compression("fp16"))
+        link = point.link_gbps or point.rate_gbps
+        if point.bus_gbps and point.bus_gbps.median < LINK_FULL * link:
+            tuned = 0.9 * link / point.rate_gbps
+            add("an all-reduce that uses 90% of the link", point.ideal * curve.with_share(tuned))
     faster = curve.faster_device(2) if curve is not None else step - parts.compute / 2
     add("accelerators twice as fast", now * step / faster)
     return sorted(out, key=lambda change: -change.gain)
@@ -241,14 +242,18 @@ def as_text(report: dict[str, Any]) -> str:
     limit = diagnosis.LIMITS[report["limit"]]
     lines.append(f"Limit: {limit}: {report['reason']}.")
     if report.get("path"):
-        lines += ["", f"{'stage':22}{'images/s':>12}{'use':>7}  {'source':12}what"]
         cut = (report["weakest"] or {}).get("stages", [])
-        for stage in report["path"]:
-            capacity = words.significant(stage["images_per_second"]) if stage["images_per_second"] else "-"
-            use = words.percent(stage["use"]) if stage["use"] is not None else "-"
-            mark = "  <- weakest" if stage["stage"] in cut else ""
-            lines.append(f"{stage['label']:22}{capacity:>12}{use:>7}  {stage['source']:12}{stage['detail']}{mark}")
-        lines.append("")
+        rows = [
+            (
+                stage["label"],
+                words.significant(stage["images_per_second"]) if stage["images_per_second"] else "-",
+                words.percent(stage["use"]) if stage["use"] is not None else "-",
+                stage["source"],
+                stage["detail"] + ("  <- weakest" if stage["stage"] in cut else ""),
+            )
+            for stage in report["path"]
+        ]
+        lines += ["", columns(("stage", "images/s", "use", "source", "detail"), rows), ""]
     for title, key in (("Weakest link (minimum cut)", "weakest"), ("Next after fixing it", "next")):
         if report.get(key):
             found = report[key]
@@ -257,10 +262,12 @@ def as_text(report: dict[str, Any]) -> str:
         lines.append(report["note"])
     lines.append(f"What to do: {report['change']}.")
     if report.get("changes"):
-        lines += ["", "What single changes would give, best first:"]
-        for change in report["changes"]:
-            rate = words.significant(change["images_per_second"])
-            lines.append(f"  x{change['gain']:<6.2f}{rate:>9} images/s  {change['what']} ({change['source']})")
+        lines += ["", "What each change alone would give, best first:"]
+        gains = [
+            (f"x{one['gain']:.2f}", words.significant(one["images_per_second"]), one["source"], one["what"])
+            for one in report["changes"]
+        ]
+        lines.append(columns(("gain", "images/s", "source", "change"), gains))
     if report.get("roofline"):
         roof = report["roofline"]
         lines += [

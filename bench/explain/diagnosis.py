@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from bench import words
 from bench.catalogue import models
-from bench.results.points import Place
+from bench.results.points import MergedPoint
 from bench.results.trial import Point, Trial
 from cluster.core.errors import UserError
 
@@ -61,15 +61,15 @@ def wire_bytes(point: Point) -> float | None:
     return 2 * (point.nodes - 1) / point.nodes * size * WIRE_SHARE.get(point.compression, 1.0)
 
 
-def comm_ms(place: Place) -> float | None:
+def comm_ms(point: MergedPoint) -> float | None:
     """Time the wire was busy in a step, hidden or not."""
-    size = wire_bytes(place.trials[0].point)
-    if size is None or place.nodes == 1:
+    size = wire_bytes(point.trials[0].point)
+    if size is None or point.nodes == 1:
         return None
-    speed = place.bus_gbps.median if place.bus_gbps else place.link_gbps
+    speed = point.bus_gbps.median if point.bus_gbps else point.link_gbps
     if not speed:
         return None
-    exposed = place.breakdown.exposed_comm if place.breakdown else 0.0
+    exposed = point.breakdown.exposed_comm if point.breakdown else 0.0
     # Bus bandwidth is defined on uncompressed gradients by some tools; what was seen exposed is a floor either way.
     return max(size * 8 / speed / 1e6, exposed)
 
@@ -90,22 +90,22 @@ def stray_interfaces(trial: Trial) -> dict[str, tuple[str, float]]:
     return found
 
 
-def diagnose(place: Place) -> Diagnosis:
-    for trial in place.trials:
+def diagnose(point: MergedPoint) -> Diagnosis:
+    for trial in point.trials:
         if stray := stray_interfaces(trial):
             return wrong_interface(trial, stray)
-    parts = place.breakdown
+    parts = point.breakdown
     if parts is None:
         return Diagnosis("unknown", "the trial has no split of its step time", "record a breakdown with `bench sweep`")
-    step = place.step_ms.median
+    step = point.step_ms.median
     losses = {"comm": parts.exposed_comm, "data": parts.data_wait, "straggler": parts.straggler_wait}
     worst = max(losses, key=lambda name: losses[name])
     lost = losses[worst]
     share = words.percent(lost / step)
-    cpu = place.host_cpu
+    cpu = point.host_cpu
     # MPI ranks poll while they wait, so a busy CPU alone proves nothing: where the step did not change at twice the
     # scale factor, that is with half the bytes to move, the host was not what held it up.
-    cleared = place.family.kind == "cpu" or place.converged is True
+    cleared = point.family.kind == "cpu" or point.converged is True
     saturated = cpu is not None and cpu >= CPU_SATURATED and not cleared
     if sum(losses.values()) < LOSS_WORTH_NAMING * step:
         return Diagnosis(
@@ -115,7 +115,7 @@ def diagnose(place: Place) -> Diagnosis:
             sum(losses.values()),
         )
     if worst == "straggler":
-        names = words.several(place.stragglers) if place.stragglers else "a node nobody named"
+        names = words.several(point.stragglers) if point.stragglers else "a node nobody named"
         return Diagnosis(
             "straggler",
             f"the others wait for {names} during {share} of every step",
@@ -123,9 +123,9 @@ def diagnose(place: Place) -> Diagnosis:
             lost,
         )
     if worst == "data":
-        busy = place.decode_busy
+        busy = point.decode_busy
         if busy is not None and busy >= DECODE_BUSY:
-            cores = place.trials[0].input.cores if place.trials[0].input else 0
+            cores = point.trials[0].input.cores if point.trials[0].input else 0
             return Diagnosis(
                 "decode",
                 f"the accelerators wait for images during {share} of every step while decoding keeps "
@@ -153,16 +153,16 @@ def diagnose(place: Place) -> Diagnosis:
             "read from faster or more drives, or from sequential shards",
             lost,
         )
-    return diagnose_communication(place, lost, saturated)
+    return diagnose_communication(point, lost, saturated)
 
 
-def diagnose_communication(place: Place, lost: float, saturated: bool) -> Diagnosis:
-    share = words.percent(lost / place.step_ms.median)
-    link = place.link_gbps or place.rate_gbps
-    used = place.bus_gbps.median / link if place.bus_gbps and link > 0 else None
+def diagnose_communication(point: MergedPoint, lost: float, saturated: bool) -> Diagnosis:
+    share = words.percent(lost / point.step_ms.median)
+    link = point.link_gbps or point.rate_gbps
+    used = point.bus_gbps.median / link if point.bus_gbps and link > 0 else None
     if saturated and (used is None or used < LINK_FULL):
-        cpu = place.host_cpu or 0.0
-        emulated = place.family.kind == "emulated"
+        cpu = point.host_cpu or 0.0
+        emulated = point.family.kind == "emulated"
         return Diagnosis(
             "host-cpu",
             f"the host CPU is {cpu:.0f}% busy"
@@ -172,10 +172,10 @@ def diagnose_communication(place: Place, lost: float, saturated: bool) -> Diagno
             else "free cores for communication (fewer decode workers, bind processes, RDMA instead of TCP)",
             lost,
         )
-    if place.link_gbps is not None and place.link_gbps < LINK_AS_CONFIGURED * place.rate_gbps:
+    if point.link_gbps is not None and point.link_gbps < LINK_AS_CONFIGURED * point.rate_gbps:
         return Diagnosis(
             "link",
-            f"the link delivers {words.gbps(place.link_gbps)} of {words.gbps(place.rate_gbps)}",
+            f"the link delivers {words.gbps(point.link_gbps)} of {words.gbps(point.rate_gbps)}",
             "check the cable, the negotiated speed and the MTU before anything else",
             lost,
         )

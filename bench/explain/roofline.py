@@ -8,7 +8,7 @@ from pathlib import Path
 
 from bench import words
 from bench.catalogue import gpu_rates, models
-from bench.results.points import Place
+from bench.results.points import MergedPoint
 from cluster.core.errors import UserError
 
 # (TFLOP/s at the precision the published training rates use, GB/s of memory); remembered, not looked up.
@@ -55,16 +55,16 @@ class Roofline:
         return self.achieved_tflops / self.roof_tflops
 
 
-def draw(roof: Roofline, place: Place, path: Path) -> None:
+def draw(roof: Roofline, point: MergedPoint, path: Path) -> None:
     """The roof, and the model under it, as one picture (PNG or SVG by the file's name)."""
     import altair as alt
 
-    from bench.report import plots
+    from bench import charts
 
     ends = sorted({0.5, roof.ridge, max(4 * roof.ridge, 4 * roof.intensity)})
     line = [{"x": x, "y": min(roof.peak_tflops, x * roof.memory_gbs / 1e3)} for x in ends]
     at = {"x": roof.intensity, "y": roof.achieved_tflops, "roof": roof.roof_tflops}
-    label = f"{place.family.model_name}, batch {place.batch}: {words.percent(roof.share)} of the roof"
+    label = f"{point.family.model_name}, batch {point.batch}: {words.percent(roof.share)} of the roof"
     x = alt.X(
         "x:Q",
         scale=alt.Scale(type="log", nice=False),
@@ -72,21 +72,22 @@ def draw(roof: Roofline, place: Place, path: Path) -> None:
         title="FLOP per byte of memory traffic (estimated)",
     )
     y = alt.Y("y:Q", scale=alt.Scale(type="log"), axis=alt.Axis(grid=False), title="TFLOP/s")
-    point = alt.Chart(alt.InlineData(values=[at]))
+    dot = alt.Chart(alt.InlineData(values=[at]))
     chart = alt.layer(
-        alt.Chart(alt.InlineData(values=line)).mark_line(color=plots.GREY, strokeWidth=2.5).encode(x=x, y=y),
-        point.mark_rule(strokeDash=[4, 3], color=plots.PALETTE[0]).encode(x=x, y=y, y2="roof:Q"),
-        point.mark_point(size=90, filled=True, opacity=1, color=plots.PALETTE[0]).encode(x=x, y=y),
+        alt.Chart(alt.InlineData(values=line)).mark_line(color=charts.GREY, strokeWidth=2.5).encode(x=x, y=y),
+        dot.mark_rule(strokeDash=[4, 3], color=charts.PALETTE[0]).encode(x=x, y=y, y2="roof:Q"),
+        dot.mark_point(size=90, filled=True, opacity=1, color=charts.PALETTE[0]).encode(x=x, y=y),
     ).properties(
         width=520,
         height=300,
         title=alt.TitleParams(
             f"Roofline on {roof.device}: {roof.peak_tflops:g} TFLOP/s {roof.note}, {roof.memory_gbs:g} GB/s",
-            subtitle=[label, *filter(None, [plots.caveat(place.family, [place])])],
+            subtitle=[label, *filter(None, [charts.caveat(point.family, [point])])],
             anchor="start",
         ),
     )
-    plots.save({path.stem: chart}, path.parent, [path.suffix.removeprefix(".")])
+    path.parent.mkdir(parents=True, exist_ok=True)
+    charts.write(chart, path)
 
 
 def activations(model: models.Model) -> float:
@@ -99,20 +100,20 @@ def activations(model: models.Model) -> float:
     return total
 
 
-def roofline(place: Place, gpu: str | None) -> Roofline | None:
+def roofline(point: MergedPoint, gpu: str | None) -> Roofline | None:
     """None when the device's peaks or the model's layers are not known."""
-    name = gpu or place.family.gpu.lower() or place.family.device.removeprefix("emulated:")
+    name = gpu or point.family.gpu.lower() or point.family.device.removeprefix("emulated:")
     name = gpu_rates.ALIASES.get(name, name)
     if gpu and name not in PEAKS:
         raise UserError(f"--gpu: the peaks of {gpu!r} are not known; use one of {', '.join(PEAKS)}")
-    if name not in PEAKS or place.breakdown is None or place.breakdown.compute <= 0:
+    if name not in PEAKS or point.breakdown is None or point.breakdown.compute <= 0:
         return None
     try:
-        model = models.get(place.family.model)
+        model = models.get(point.family.model)
     except UserError:
         return None
     peak, memory, note = PEAKS[name]
     flops = FLOPS_PER_MAC * PASSES_OF_COMPUTE * model.macs
-    moved = 4 * (ACTIVATION_PASSES * activations(model) + WEIGHT_PASSES * model.parameters / place.batch)
-    rate = 1000 * place.batch / place.breakdown.compute
+    moved = 4 * (ACTIVATION_PASSES * activations(model) + WEIGHT_PASSES * model.parameters / point.batch)
+    rate = 1000 * point.batch / point.breakdown.compute
     return Roofline(name, note, peak, memory, flops / moved, rate * flops / 1e12)

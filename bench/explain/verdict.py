@@ -8,7 +8,7 @@ from typing import Any
 from bench import words
 from bench.explain import diagnosis, whatif
 from bench.explain.diagnosis import Diagnosis
-from bench.results.points import Family, Place, Table
+from bench.results.points import Family, MergedPoint, Table
 from bench.results.runs import Run
 from bench.results.trial import Trial
 
@@ -30,7 +30,7 @@ class Part:
 class Verdict:
     parts: list[Part]
     limit: str
-    place: Place | None = None
+    point: MergedPoint | None = None
     diagnosis: Diagnosis | None = None
     findings: list[str] = field(default_factory=list)
 
@@ -71,8 +71,8 @@ def judge(run: Run, table: Table) -> Verdict:
 def headline(table: Table) -> Verdict:
     stray = [(trial, nodes) for trial in table.failed if (nodes := diagnosis.stray_interfaces(trial))]
     family = table.families[0] if table.families else None
-    places = [place for place in table.of(family) if place.nodes > 1] if family else []
-    if not places:
+    points = [point for point in table.of(family) if point.nodes > 1] if family else []
+    if not points:
         if stray:
             return wrong_nic_verdict(*max(stray, key=lambda found: found[0].point.nodes))
         if family is not None:
@@ -88,39 +88,39 @@ def headline(table: Table) -> Verdict:
                 "unknown",
             )
         return Verdict([text("Nothing can be said yet: the run holds no measured trial.")], "unknown")
-    place = headline_place(places)
-    found = diagnosis.diagnose(place)
+    point = headline_point(points)
+    found = diagnosis.diagnose(point)
     if found.limit == "wrong-nic":
-        trial = next(trial for trial in place.trials if diagnosis.stray_interfaces(trial))
+        trial = next(trial for trial in point.trials if diagnosis.stray_interfaces(trial))
         return wrong_nic_verdict(trial, diagnosis.stray_interfaces(trial))
-    return Verdict(sentence(place, found, table), found.limit, place, found)
+    return Verdict(sentence(point, found, table), found.limit, point, found)
 
 
-def headline_place(places: list[Place]) -> Place:
+def headline_point(points: list[MergedPoint]) -> MergedPoint:
     """Slowest fabric, most nodes, middle batch: where scaling is hardest, at a batch that flatters nobody."""
-    slowest = min(place.rate_gbps for place in places)
-    on_it = [place for place in places if place.rate_gbps == slowest]
-    most = max(place.nodes for place in on_it)
-    candidates = sorted((place for place in on_it if place.nodes == most), key=lambda place: place.batch)
+    slowest = min(point.rate_gbps for point in points)
+    on_it = [point for point in points if point.rate_gbps == slowest]
+    most = max(point.nodes for point in on_it)
+    candidates = sorted((point for point in on_it if point.nodes == most), key=lambda point: point.batch)
     return candidates[(len(candidates) - 1) // 2]
 
 
-def subject(place: Place) -> list[Part]:
-    family = place.family
+def subject(point: MergedPoint) -> list[Part]:
+    family = point.family
     emulated = "emulated " if family.kind == "emulated" else ""
-    nodes = words.count(place.nodes, "node").split(" ")
+    nodes = words.count(point.nodes, "node").split(" ")
     per_node = f" of {family.gpus_per_node} {family.device_name}s" if family.gpus_per_node > 1 else ""
     device = "" if per_node else f"{family.device_name} "
     return [
-        text(f"On {words.fabric(place.fabric)} "),
-        Part(nodes[0], "nodes", place.nodes, "measured"),
+        text(f"On {words.fabric(point)} "),
+        Part(nodes[0], "nodes", point.nodes, "measured"),
         text(f" {emulated}{device}{nodes[1]}{per_node} "),
     ]
 
 
-def sentence(place: Place, found: Diagnosis, table: Table) -> list[Part]:
-    parts = subject(place)
-    step, split = place.step_ms.median, place.breakdown
+def sentence(point: MergedPoint, found: Diagnosis, table: Table) -> list[Part]:
+    parts = subject(point)
+    step, split = point.step_ms.median, point.breakdown
     if found.limit in ("storage", "decode") and split is not None:
         # Every node may be starved alike, which scales perfectly: efficiency would hide the problem.
         what = "reading the data" if found.limit == "storage" else "decoding images on the CPU"
@@ -135,17 +135,17 @@ def sentence(place: Place, found: Diagnosis, table: Table) -> list[Part]:
             text(" times as fast would feed them"),
             text("."),
         ]
-    if place.efficiency is None:
+    if point.efficiency is None:
         return [*parts, text("were measured, but without a one-node point their efficiency is not known.")]
-    parts += [text("train at "), share("efficiency", place.efficiency.median), text(" efficiency: ")]
+    parts += [text("train at "), share("efficiency", point.efficiency.median), text(" efficiency: ")]
     if found.limit == "straggler" and split is not None:
-        names = words.several(place.stragglers) if place.stragglers else "a slow node"
-        without = min(1.0, place.efficiency.median * step / (step - split.straggler_wait))
+        names = words.several(point.stragglers) if point.stragglers else "a slow node"
+        without = min(1.0, point.efficiency.median * step / (step - split.straggler_wait))
         return [
             *parts,
             text(
                 f"{names} is the limit; the others wait for it "
-                if len(place.stragglers) < 2
+                if len(point.stragglers) < 2
                 else f"{names} are the limit; the others wait for them "
             ),
             share("straggler_wait", split.straggler_wait / step),
@@ -154,52 +154,52 @@ def sentence(place: Place, found: Diagnosis, table: Table) -> list[Part]:
             text("."),
         ]
     if found.limit == "compute":
-        rest = 1 - place.efficiency.median
+        rest = 1 - point.efficiency.median
         tail = [text("the accelerators are the limit, as they should be")]
         if rest >= 0.005:
             tail += [text("; a perfect network would add at most "), share("left", rest, "derived")]
         return [*parts, *tail, text(".")]
     if found.limit == "host-cpu":
-        cpu = (place.host_cpu or 0.0) / 100
-        lead = "the computer that runs the scale model" if place.family.kind == "emulated" else "the host CPU"
+        cpu = (point.host_cpu or 0.0) / 100
+        lead = "the computer that runs the scale model" if point.family.kind == "emulated" else "the host CPU"
         tail = [text(f"{lead} is the limit (CPU "), share("host_cpu", cpu), text(" busy), not the network")]
-        if place.family.kind == "emulated":
+        if point.family.kind == "emulated":
             tail += [text("; these figures are too low")]
         return [*parts, *tail, text(".")]
-    if found.limit == "link" and place.link_gbps is not None:
+    if found.limit == "link" and point.link_gbps is not None:
         return [
             *parts,
             text("the link is the limit and delivers only "),
-            Part(words.significant(place.link_gbps, 2), "link_gbps", place.link_gbps, "measured"),
+            Part(words.significant(point.link_gbps, 2), "link_gbps", point.link_gbps, "measured"),
             text(" of "),
-            Part(words.gbps(place.rate_gbps), "rate_gbps", place.rate_gbps, "configured"),
+            Part(words.gbps(point.rate_gbps), "rate_gbps", point.rate_gbps, "configured"),
             text("; repair it before changing anything else."),
         ]
-    if found.limit == "collective" and place.bus_gbps is not None:
-        link = place.link_gbps or place.rate_gbps
+    if found.limit == "collective" and point.bus_gbps is not None:
+        link = point.link_gbps or point.rate_gbps
         parts += [
             text("the all-reduce is the limit, not the wire; it uses "),
-            share("link_used", place.bus_gbps.median / link),
+            share("link_used", point.bus_gbps.median / link),
             text(" of the link"),
         ]
-        curve = whatif.curve_for(place)
+        curve = whatif.curve_for(point)
         if curve is not None:
-            full = curve.with_share(0.9 * link / place.rate_gbps)
+            full = curve.with_share(0.9 * link / point.rate_gbps)
             parts += [text(", and tuned to use 90% would give "), share("tuned", full, "predicted")]
             if full < GOOD:
                 parts += [text(", after which the network is the limit")]
         return [*parts, text(".")]
     if found.limit == "network":
-        return [*parts, text("the network is the limit"), *network_options(place, table), text(".")]
+        return [*parts, text("the network is the limit"), *network_options(point, table), text(".")]
     return [*parts, text("what limits it was not recorded.")]
 
 
-def network_options(place: Place, table: Table) -> list[Part]:
+def network_options(point: MergedPoint, table: Table) -> list[Part]:
     """Faster fabrics: measured ones by name, otherwise the next common rate as a prediction; then the rate for 80%."""
     same = [
         other
-        for other in table.of(place.family)
-        if other.nodes == place.nodes and other.group == place.group and other.rate_gbps > place.rate_gbps
+        for other in table.of(point.family)
+        if other.nodes == point.nodes and other.group == point.group and other.rate_gbps > point.rate_gbps
     ]
     options: list[Part] = []
     for number, other in enumerate(sorted(same, key=lambda other: other.rate_gbps)[:2]):
@@ -208,25 +208,29 @@ def network_options(place: Place, table: Table) -> list[Part]:
         lead = "; " if not options else ", "
         verb = " gives " if number == 0 else " "
         options += [
-            text(f"{lead}{words.fabric(other.fabric)}{verb}"),
+            text(f"{lead}{words.fabric(other)}{verb}"),
             share(f"efficiency:{other.fabric}", other.efficiency.median),
         ]
-    curve = whatif.curve_for(place, table)
+    curve = whatif.curve_for(point, table)
     if curve is None:
         return options
     if not options:
         faster = next(
-            rate for rate in (10.0, 25.0, 100.0, 400.0, 10 * place.rate_gbps) if rate >= 2.5 * place.rate_gbps
+            rate for rate in (10.0, 25.0, 100.0, 400.0, 10 * point.rate_gbps) if rate >= 2.5 * point.rate_gbps
         )
         options += [
             text(f"; {words.gbps(faster)} would give "),
             share(f"efficiency:{faster:g}", curve.efficiency(faster), "predicted"),
         ]
-    if place.efficiency is not None and place.efficiency.median < GOOD:
+    if point.efficiency is not None and point.efficiency.median < GOOD:
         enough = curve.rate_for(GOOD)
         if enough is None:
-            options += [text(f", and no link over {curve.transport} alone reaches {words.percent(GOOD)}")]
-        elif enough > place.rate_gbps:
+            options += [
+                text(
+                    f", and no link over {words.TRANSPORTS[curve.setup.transport]} alone reaches {words.percent(GOOD)}"
+                )
+            ]
+        elif enough > point.rate_gbps:
             options += [
                 text(", and about "),
                 Part(words.gbps(enough), "rate_for_80", enough, "predicted"),
@@ -240,7 +244,7 @@ def wrong_nic_verdict(trial: Trial, stray: dict[str, tuple[str, float]]) -> Verd
     interface = max(stray.values(), key=lambda item: item[1])[0]
     part = sum(share_ for _, share_ in stray.values()) / len(stray)
     intended = trial.traffic.interface if trial.traffic else "the fabric's interface"
-    fabric = words.fabric(trial.point.fabric)
+    fabric = words.fabric(trial.point)
     return Verdict(
         [
             text(f"{fabric} was not used: "),
@@ -256,32 +260,32 @@ def wrong_nic_verdict(trial: Trial, stray: dict[str, tuple[str, float]]) -> Verd
 
 
 def one_node_verdict(family: Family, table: Table) -> Verdict:
-    place = max(table.of(family), key=lambda place: place.ips.median)
+    point = max(table.of(family), key=lambda point: point.ips.median)
     emulated = "emulated " if family.kind == "emulated" else ""
     return Verdict(
         [
             text(f"One {emulated}{family.device_name} node trains {family.model_name} at "),
-            Part(words.significant(place.ips.median), "images_per_second", place.ips.median, "measured"),
-            text(f" images/s at batch {place.batch}; how it scales takes a run with two nodes or more."),
+            Part(words.significant(point.ips.median), "images_per_second", point.ips.median, "measured"),
+            text(f" images/s at batch {point.batch}; how it scales takes a run with two nodes or more."),
         ],
         "unknown",
-        place,
-        diagnosis.diagnose(place),
+        point,
+        diagnosis.diagnose(point),
     )
 
 
 def findings(run: Run, table: Table, verdict: Verdict) -> list[str]:
     """Short facts worth knowing next to the verdict, most important first."""
     out: list[str] = []
-    place = verdict.place
-    if verdict.diagnosis is not None and not (place is not None and place.nodes == 1):
+    point = verdict.point
+    if verdict.diagnosis is not None and not (point is not None and point.nodes == 1):
         reason = verdict.diagnosis.reason
         out.append(f"Why: {reason}. What to change: {verdict.diagnosis.change}.")
-    if place is not None and place.nodes > 1 and place.efficiency is not None:
+    if point is not None and point.nodes > 1 and point.efficiency is not None:
         same = [
             other
-            for other in table.of(place.family)
-            if (other.fabric, other.rate_gbps, other.nodes) == (place.fabric, place.rate_gbps, place.nodes)
+            for other in table.of(point.family)
+            if (other.link, other.rate_gbps, other.nodes) == (point.link, point.rate_gbps, point.nodes)
             and other.efficiency is not None
         ]
         if len(same) > 1:
@@ -289,20 +293,20 @@ def findings(run: Run, table: Table, verdict: Verdict) -> list[str]:
                 f"{words.percent(other.efficiency.median)} at {other.batch}" for other in same if other.efficiency
             )
             out.append(
-                f"The batch matters: on {words.fabric(place.fabric)} with {place.nodes} nodes the efficiency is "
+                f"The batch matters: on {words.fabric(point)} with {point.nodes} nodes the efficiency is "
                 f"{listed} images per GPU."
             )
     out += real_data(table)
     for fabric, trials in stray_by_fabric(table, verdict).items():
         found = diagnosis.wrong_interface(trials[0], diagnosis.stray_interfaces(trials[0]))
-        out.append(f"{words.fabric(fabric)} was not used in {len(trials)} trials: {found.reason}.")
-    slow = sorted({name for other in table.places for name in other.stragglers})
+        out.append(f"{fabric} was not used in {len(trials)} trials: {found.reason}.")
+    slow = sorted({name for other in table.points for name in other.stragglers})
     if slow and verdict.limit != "straggler":
         out.append(f"Slow nodes were seen: {words.several(slow)}.")
-    unsure = [other for other in table.places if other.converged is False]
+    unsure = [other for other in table.points if other.converged is False]
     if unsure:
         out.append(
-            f"{len(unsure)} of {len(table.places)} emulated points changed by more than 5% at twice the scale factor; "
+            f"{len(unsure)} of {len(table.points)} emulated points changed by more than 5% at twice the scale factor; "
             "they are drawn hollow."
         )
     return out
@@ -312,25 +316,25 @@ def real_data(table: Table) -> list[str]:
     """Real images against synthetic ones at the same point, the largest cluster first; and what was skipped."""
     out: list[str] = []
     same = {
-        (replace(place.family, data="synthetic"), place.fabric, place.nodes, place.batch): place
-        for place in table.places
-        if place.family.data == "synthetic"
+        (replace(point.family, data="synthetic"), point.link, point.nodes, point.batch): point
+        for point in table.points
+        if point.family.data == "synthetic"
     }
-    for place in sorted(table.places, key=lambda place: -place.nodes):
-        other = same.get((replace(place.family, data="synthetic"), place.fabric, place.nodes, place.batch))
-        if place.family.data == "synthetic" or other is None or len(out) == MOST_COMPARISONS:
+    for point in sorted(table.points, key=lambda point: -point.nodes):
+        other = same.get((replace(point.family, data="synthetic"), point.link, point.nodes, point.batch))
+        if point.family.data == "synthetic" or other is None or len(out) == MOST_COMPARISONS:
             continue
-        wait = place.breakdown.data_wait / place.step_ms.median if place.breakdown else 0.0
-        kept = words.percent(place.ips.median / other.ips.median)
+        wait = point.breakdown.data_wait / point.step_ms.median if point.breakdown else 0.0
+        kept = words.percent(point.ips.median / other.ips.median)
         out.append(
-            f"Real data: {words.significant(place.ips.median)} images/s against "
+            f"Real data: {words.significant(point.ips.median)} images/s against "
             f"{words.significant(other.ips.median)} synthetic ({kept}) on "
-            f"{words.fabric(place.fabric)}, {words.count(place.nodes, 'node')}, batch {place.batch}; the accelerators "
+            f"{words.fabric(point)}, {words.count(point.nodes, 'node')}, batch {point.batch}; the accelerators "
             f"wait for images {words.percent(wait)} of the time."
         )
     damage: dict[str, int] = {}
-    for place in table.places:
-        for trial in place.trials:
+    for point in table.points:
+        for trial in point.trials:
             for kind, count in (trial.input.skipped if trial.input else {}).items():
                 damage[kind] = damage.get(kind, 0) + count
     if damage:
@@ -345,7 +349,7 @@ def stray_by_fabric(table: Table, verdict: Verdict) -> dict[str, list[Trial]]:
     found: dict[str, list[Trial]] = {}
     for trial in table.failed:
         if diagnosis.stray_interfaces(trial):
-            found.setdefault(trial.point.fabric, []).append(trial)
+            found.setdefault(words.fabric(trial.point), []).append(trial)
     return found
 
 
@@ -358,15 +362,16 @@ def missing(run: Run, table: Table) -> list[str]:
         out.append(f"{len(table.failed)} of {len(run.trials)} trials failed{where}")
     planned = run.plan.get("fabrics")
     if isinstance(planned, list):
-        seen = {place.fabric for place in table.places}
+        seen = {point.fabric for point in table.points}
         absent = [name for entry in planned if (name := fabric_name(entry)) and name not in seen]
         if absent:
-            out.append(f"planned but not measured: fabric {words.several([words.fabric(name) for name in absent], 6)}")
-    if table.places and max(place.nodes for place in table.places) == 1:
+            names = [words.fabric_name(name, run.transport(name)) for name in absent]
+            out.append(f"planned but not measured: fabric {words.several(names, 6)}")
+    if table.points and max(point.nodes for point in table.points) == 1:
         out.append("only one node was measured: efficiency needs two or more")
-    if table.places and not any(place.bus_gbps for place in table.places if place.nodes > 1):
+    if table.points and not any(point.bus_gbps for point in table.points if point.nodes > 1):
         out.append("no bus bandwidth was recorded")
-    if table.places and not any(place.breakdown for place in table.places):
+    if table.points and not any(point.breakdown for point in table.points):
         out.append("no split of the step time was recorded")
     return out
 

@@ -14,7 +14,8 @@ import networkx
 from bench import words
 from bench.explain import diagnosis
 from bench.explain.diagnosis import LINK_FULL
-from bench.results.points import Place
+from bench.parse import quantity
+from bench.results.points import MergedPoint
 from cluster.core.errors import UserError
 
 IMAGE_BYTES = 110_000.0
@@ -61,21 +62,16 @@ class Stage:
 def parse_capacity(text: str) -> tuple[str, dict[str, Any]]:
     """NAME=VALUE UNIT, such as storage=200MB/s or decode=180images/s, as a user writes it on the command line."""
     name, _, rest = text.partition("=")
-    digits = rest.rstrip("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ/ ")
-    unit = rest[len(digits) :].strip() or "images/s"
-    try:
-        value = float(digits)
-    except ValueError:
-        value = -1.0
-    if name not in STAGES or unit.lower() not in UNITS or value <= 0:
+    found = quantity(rest, UNITS)
+    if name not in STAGES or found is None:
         raise UserError(
             f"--capacity: {text!r} is not NAME=VALUE; use for instance storage=200MB/s or decode=180images/s per node "
             f"(names: {', '.join(STAGES)}; units: images/s, MB/s, GB/s, Mbit/s, Gbit/s)"
         )
-    return name, {"value": value, "unit": unit, "per": "node", "source": "given"}
+    return name, {"value": found[0], "unit": found[1] or "images/s", "per": "node", "source": "given"}
 
 
-def known_capacity(name: str, given: Any, place: Place, bytes_per_image: float) -> Stage | None:
+def known_capacity(name: str, given: Any, point: MergedPoint, bytes_per_image: float) -> Stage | None:
     """A capacity from capacities.json or the command line; None when there is none or it makes no sense."""
     if not isinstance(given, dict) or not isinstance(given.get("value"), int | float):
         return None
@@ -84,102 +80,102 @@ def known_capacity(name: str, given: Any, place: Place, bytes_per_image: float) 
         return None
     rate = float(given["value"]) * UNITS[unit]
     images = rate if unit == "images/s" else rate / bytes_per_image
-    times = {"node": place.nodes, "gpu": place.gpus}.get(str(given.get("per", "node")), 1)
+    times = {"node": point.nodes, "gpu": point.gpus}.get(str(given.get("per", "node")), 1)
     detail = f"{given['value']:g} {given.get('unit', 'images/s')} per {given.get('per', 'node')}"
     return Stage(name, images * times, str(given.get("source", "measured")), detail, per_node=times > 1)
 
 
-def stages(place: Place, capacities: dict[str, Any]) -> list[Stage]:
-    found = diagnosis.diagnose(place)
-    return [*input_stages(place, capacities, found.limit), *step_stages(place, capacities, found.limit)]
+def stages(point: MergedPoint, capacities: dict[str, Any]) -> list[Stage]:
+    found = diagnosis.diagnose(point)
+    return [*input_stages(point, capacities, found.limit), *step_stages(point, capacities, found.limit)]
 
 
-def input_stages(place: Place, capacities: dict[str, Any], limit: str) -> list[Stage]:
-    if place.family.data == "synthetic":
+def input_stages(point: MergedPoint, capacities: dict[str, Any], limit: str) -> list[Stage]:
+    if point.family.data == "synthetic":
         return [Stage("storage", None, "not used", "synthetic images are made on the device", used=False)]
-    observed = place.ips.median
-    shared = "://" in place.family.data
+    observed = point.ips.median
+    shared = "://" in point.family.data
     out = []
-    storage = known_capacity("storage", capacities.get("storage"), place, IMAGE_BYTES)
+    storage = known_capacity("storage", capacities.get("storage"), point, IMAGE_BYTES)
     if storage is None and limit == "storage":
         storage = Stage("storage", observed, "measured", "what it delivered while the accelerators waited", not shared)
     if storage is None:
-        times = 1 if shared else place.nodes
+        times = 1 if shared else point.nodes
         rate = PUBLISHED["ssd"] * times / IMAGE_BYTES
         storage = Stage("storage", rate, "published", f"{times} x SSD 0.4 GB/s, 110 KB per image", not shared)
     out.append(storage)
     if shared:
-        link = place.link_gbps or place.rate_gbps
+        link = point.link_gbps or point.rate_gbps
         out.append(
             Stage(
                 "share",
                 link * 1e9 / 8 / IMAGE_BYTES,
-                "measured" if place.link_gbps else "configured",
+                "measured" if point.link_gbps else "configured",
                 f"{words.gbps(link)} out of the server, 110 KB per image",
                 per_node=False,
             )
         )
-    decode = known_capacity("decode", capacities.get("decode"), place, IMAGE_BYTES) or decode_seen(place)
+    decode = known_capacity("decode", capacities.get("decode"), point, IMAGE_BYTES) or decode_seen(point)
     if limit == "decode" and (decode is None or (decode.capacity or 0) > observed):
         decode = Stage("decode", observed, "measured", "what it delivered while the accelerators waited")
     out.append(decode or Stage("decode", None, "not known", "run `bench data bench`, or pass --capacity decode=..."))
-    if place.family.kind == "cuda":
-        pcie = known_capacity("pcie", capacities.get("pcie"), place, TENSOR_BYTES)
-        rate = PUBLISHED["pcie"] * place.gpus / TENSOR_BYTES
+    if point.family.kind == "cuda":
+        pcie = known_capacity("pcie", capacities.get("pcie"), point, TENSOR_BYTES)
+        rate = PUBLISHED["pcie"] * point.gpus / TENSOR_BYTES
         out.append(pcie or Stage("pcie", rate, "published", "12 GB/s per GPU (PCIe 3.0 x16), 602 KB per image"))
     return out
 
 
-def decode_seen(place: Place) -> Stage | None:
+def decode_seen(point: MergedPoint) -> Stage | None:
     """What the cores that decode did per second of decoding, in the trial itself."""
-    seen = [trial.input for trial in place.trials if trial.input and trial.input.decode_images_per_second > 0]
+    seen = [trial.input for trial in point.trials if trial.input and trial.input.decode_images_per_second > 0]
     if not seen:
         return None
     rate = statistics.median(one.decode_images_per_second for one in seen)
-    cores = place.gpus * seen[0].cores
+    cores = point.gpus * seen[0].cores
     detail = f"{words.count(cores, 'core')} at {words.significant(rate / cores)} images/s each"
     return Stage("decode", rate, "measured", detail)
 
 
-def step_stages(place: Place, capacities: dict[str, Any], limit: str) -> list[Stage]:
-    parts = place.breakdown
-    images = place.gpus * place.batch
+def step_stages(point: MergedPoint, capacities: dict[str, Any], limit: str) -> list[Stage]:
+    parts = point.breakdown
+    images = point.gpus * point.batch
     out = []
     if parts is not None and parts.compute > 0:
-        source = "published" if place.family.kind == "emulated" else "measured"
-        detail = f"{words.significant(parts.compute)} ms compute per step of {place.batch} images per GPU"
-        if place.family.kind == "emulated":
+        source = "published" if point.family.kind == "emulated" else "measured"
+        detail = f"{words.significant(parts.compute)} ms compute per step of {point.batch} images per GPU"
+        if point.family.kind == "emulated":
             detail += ", emulated"
         out.append(Stage("accelerator", 1000 * images / parts.compute, source, detail))
         if parts.straggler_wait > 0.05 * parts.compute:
             slow = parts.compute + parts.straggler_wait
-            who = words.several(place.stragglers) if place.stragglers else "a node"
+            who = words.several(point.stragglers) if point.stragglers else "a node"
             detail = f"{who} needs {words.significant(slow)} ms and everybody waits"
             out.append(Stage("barrier", 1000 * images / slow, "measured", detail, per_node=False))
-    if limit == "host-cpu" and place.host_cpu:
-        detail = f"{place.host_cpu:.0f}% busy at this rate"
-        out.append(Stage("host", place.ips.median * 100 / place.host_cpu, "measured", detail))
-    if place.nodes > 1:
-        out += fabric_stages(place, capacities)
+    if limit == "host-cpu" and point.host_cpu:
+        detail = f"{point.host_cpu:.0f}% busy at this rate"
+        out.append(Stage("host", point.ips.median * 100 / point.host_cpu, "measured", detail))
+    if point.nodes > 1:
+        out += fabric_stages(point, capacities)
     return out
 
 
-def fabric_stages(place: Place, capacities: dict[str, Any]) -> list[Stage]:
-    wire = diagnosis.wire_bytes(place.trials[0].point)
+def fabric_stages(point: MergedPoint, capacities: dict[str, Any]) -> list[Stage]:
+    wire = diagnosis.wire_bytes(point.trials[0].point)
     if wire is None:
-        return [Stage("fabric", None, "not known", f"the gradient size of {place.family.model} is not known")]
-    images = place.gpus * place.batch
-    link = place.link_gbps or place.rate_gbps
-    source = "measured" if place.link_gbps else "configured"
+        return [Stage("fabric", None, "not known", f"the gradient size of {point.family.model} is not known")]
+    images = point.gpus * point.batch
+    link = point.link_gbps or point.rate_gbps
+    source = "measured" if point.link_gbps else "configured"
     given = capacities.get("fabric")
     if isinstance(given, dict) and str(given.get("unit", "")).lower() in ("gbit/s", "mbit/s"):
         link = float(given["value"]) * UNITS[str(given["unit"]).lower()] * 8 / 1e9
         source = str(given.get("source", "given"))
     full = images * link * 1e9 / 8 / wire
     sent = f"{wire / 1e6:.0f} MB per node and step"
-    if place.bus_gbps is None or place.bus_gbps.median <= 0:
+    if point.bus_gbps is None or point.bus_gbps.median <= 0:
         return [Stage("fabric", full, source, f"{words.gbps(link)}, {sent}")]
-    bus = place.bus_gbps.median
+    bus = point.bus_gbps.median
     reached = images * bus * 1e9 / 8 / wire
     if bus < LINK_FULL * link:
         return [

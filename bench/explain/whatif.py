@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from bench.predict.calibrate import transport_of
 from bench.predict.fit import Observation, fit_ceiling
-from bench.predict.step import DEFAULTS, Parameters, Setup, step_ms
-from bench.results.points import Place, Table
+from bench.predict.inputs import DEFAULTS, Parameters, Setup
+from bench.predict.step import step_ms
+from bench.results.points import MergedPoint, Table
 from cluster.core.errors import UserError
 
 FASTEST_GBPS = 800.0
@@ -18,7 +18,7 @@ FASTEST_GBPS = 800.0
 
 @dataclass(frozen=True)
 class Curve:
-    """Step time over link rate for one cluster size, model and batch, passing through every measured rate."""
+    """Step time over link rate for one cluster size, model, batch and transport, through every measured rate."""
 
     setup: Setup
     link_share: float
@@ -26,10 +26,6 @@ class Curve:
     other_ms: float
     # (link rate, measured over predicted step time), by rate
     corrections: tuple[tuple[float, float], ...]
-
-    @property
-    def transport(self) -> str:
-        return self.setup.transport.upper()
 
     def step(self, rate_gbps: float, link_share: float | None = None, setup: Setup | None = None) -> float:
         asked = replace(setup or self.setup, rate_gbps=rate_gbps)
@@ -88,51 +84,54 @@ def parameters(transport: str, link_share: float) -> Parameters:
     return replace(DEFAULTS, goodput=((transport, link_share),), ceiling_gbps=((transport, ceiling),), fitted=True)
 
 
-def setup_of(place: Place, compute_ms: float) -> Setup:
-    family = place.family
+def setup_of(point: MergedPoint, compute_ms: float) -> Setup:
+    family = point.family
     return Setup(
         model=family.model,
-        batch=place.batch,
+        batch=point.batch,
         single_step_ms=compute_ms,
-        gpus=place.gpus,
+        gpus=point.gpus,
         gpus_per_node=family.gpus_per_node,
-        rate_gbps=place.rate_gbps,
-        transport=transport_of(place.fabric),
+        rate_gbps=point.rate_gbps,
+        transport=point.transport,
         engine=family.engine.split("-")[0],
         compression=family.compression,
         link="native",
     )
 
 
-def curve_for(place: Place, table: Table | None = None) -> Curve | None:
+def curve_for(point: MergedPoint, table: Table | None = None) -> Curve | None:
     """None where the predictor cannot help: one node, no split of the step, a model or engine it does not know."""
-    parts, efficiency = place.breakdown, place.efficiency
-    if parts is None or efficiency is None or place.nodes < 2 or parts.compute <= 0:
+    parts, efficiency = point.breakdown, point.efficiency
+    if parts is None or efficiency is None or point.nodes < 2 or parts.compute <= 0:
         return None
     other = parts.data_wait + parts.straggler_wait
     try:
-        setup = setup_of(place, parts.compute)
+        setup = setup_of(point, parts.compute)
     except UserError:
         return None
-    fitted = fit_ceiling([Observation(setup, place.step_ms.median - other)])
-    share = dict(fitted.ceiling_gbps)[setup.transport] / place.rate_gbps
-    anchors = [place]
+    fitted = fit_ceiling([Observation(setup, point.step_ms.median - other)])
+    share = dict(fitted.ceiling_gbps)[setup.transport] / point.rate_gbps
+    anchors = [point]
     if table is not None:
         anchors = [
             found
-            for found in table.of(place.family)
-            if found.nodes == place.nodes and found.batch == place.batch and found.breakdown is not None
+            for found in table.of(point.family)
+            if (found.transport, found.nodes, found.batch) == (point.transport, point.nodes, point.batch)
+            and found.breakdown is not None
         ]
     return Curve(
         setup=setup,
         link_share=share,
-        base_step_ms=place.step_ms.median * efficiency.median,
+        base_step_ms=point.step_ms.median * efficiency.median,
         other_ms=other,
         corrections=corrections(anchors, setup, share, other),
     )
 
 
-def corrections(anchors: Sequence[Place], setup: Setup, share: float, other: float) -> tuple[tuple[float, float], ...]:
+def corrections(
+    anchors: Sequence[MergedPoint], setup: Setup, share: float, other: float
+) -> tuple[tuple[float, float], ...]:
     found: dict[float, float] = {}
     for anchor in sorted(anchors, key=lambda anchor: anchor.rate_gbps):
         predicted = step_ms(replace(setup, rate_gbps=anchor.rate_gbps), parameters(setup.transport, share))

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from statistics import median
+from typing import NamedTuple
 
-from bench.predict.step import DEFAULTS, Parameters, Setup, step_ms
+from bench.predict.inputs import DEFAULTS, Parameters, Setup
+from bench.predict.step import step_ms
 from bench.results import runs
 from bench.results.trial import Point, Trial
 from cluster.core.errors import UserError
@@ -24,11 +26,22 @@ LEAST_NOISE = 0.01
 NORMAL_80 = 1.2816
 
 
+class Link(NamedTuple):
+    """What a share of the rate is fitted for."""
+
+    fabric: str
+    transport: str
+
+    def __str__(self) -> str:
+        return self.fabric if self.transport == "tcp" else f"{self.fabric} ({self.transport})"
+
+
 @dataclass(frozen=True)
 class Series:
     """What stays the same along one curve of a run."""
 
     fabric: str
+    transport: str
     rate_gbps: float
     gpus_per_node: int
     batch: int
@@ -36,6 +49,10 @@ class Series:
     engine: str
     compression: str
     device: str
+
+    @property
+    def link(self) -> Link:
+        return Link(self.fabric, self.transport)
 
 
 @dataclass(frozen=True)
@@ -61,17 +78,17 @@ class Fit:
     """What was found for one engine: common to all fabrics, and the share of its rate that each reaches."""
 
     common: Parameters
-    link_share: dict[str, float]
-    rate_gbps: dict[str, float]
+    link_share: dict[Link, float]
+    rate_gbps: dict[Link, float]
     latency_factor: float
 
-    def parameters(self, fabric: str) -> Parameters:
+    def parameters(self, link: Link) -> Parameters:
         """The share holds at other rates too, up to the transport's ceiling unless more was measured."""
-        if fabric not in self.link_share:
+        if link not in self.link_share:
             return self.common
-        transport, share = transport_of(fabric), self.link_share[fabric]
-        ceiling = max(dict(self.common.ceiling_gbps)[transport], share * self.rate_gbps[fabric])
-        return replace(self.common, goodput=((transport, share),), ceiling_gbps=((transport, ceiling),))
+        share = self.link_share[link]
+        ceiling = max(dict(self.common.ceiling_gbps)[link.transport], share * self.rate_gbps[link])
+        return replace(self.common, goodput=((link.transport, share),), ceiling_gbps=((link.transport, ceiling),))
 
 
 @dataclass(frozen=True)
@@ -83,10 +100,10 @@ class Calibration:
     problems: tuple[str, ...] = ()
 
     def fitted(self, series: Series) -> bool:
-        return series.engine in self.fits and series.fabric in self.fits[series.engine].link_share
+        return series.engine in self.fits and series.link in self.fits[series.engine].link_share
 
     def parameters(self, series: Series) -> Parameters:
-        return self.fits[series.engine].parameters(series.fabric)
+        return self.fits[series.engine].parameters(series.link)
 
     def setup(self, series: Series, gpus: int, rate_gbps: float | None = None) -> Setup:
         return _setup(series, gpus, self.single_step_ms[series], rate_gbps)
@@ -118,7 +135,7 @@ def calibrate(run: Path, fit_nodes: int | None = None, start: Parameters = DEFAU
         )
         for trial in known
         if trial.point.engine in fits
-        and (trial.point.nodes == 1 or trial.point.fabric in fits[trial.point.engine].link_share)
+        and (trial.point.nodes == 1 or _link(trial) in fits[trial.point.engine].link_share)
     )
     return Calibration(str(run), fits, base, residuals, tuple(loaded.problems))
 
@@ -127,13 +144,11 @@ def _fit(used: Sequence[Trial], base: dict[Series, float], start: Parameters) ->
     # scipy takes half a second to import, which only this path should pay.
     from scipy.optimize import least_squares
 
-    fabrics = sorted({trial.point.fabric for trial in used if trial.point.nodes > 1})
-    rates = {trial.point.fabric: trial.point.rate_gbps for trial in used}
-    # The share of its rate that a fabric usually reaches.
-    usual = {}
-    for fabric in fabrics:
-        transport = transport_of(fabric)
-        usual[fabric] = min(dict(start.goodput)[transport], dict(start.ceiling_gbps)[transport] / rates[fabric])
+    links = sorted({_link(trial) for trial in used if trial.point.nodes > 1})
+    rates = {_link(trial): trial.point.rate_gbps for trial in used}
+    # The share of its rate that a link usually reaches.
+    goodput, ceiling = dict(start.goodput), dict(start.ceiling_gbps)
+    usual = {link: min(goodput[link.transport], ceiling[link.transport] / rates[link]) for link in links}
 
     def unpack(vector: Sequence[float]) -> Fit:
         jitter, latency, nodes, *moved = (math.exp(value) for value in vector)
@@ -146,19 +161,19 @@ def _fit(used: Sequence[Trial], base: dict[Series, float], start: Parameters) ->
             node_loss=start.node_loss * nodes,
             fitted=True,
         )
-        shares = {fabric: usual[fabric] * factor for fabric, factor in zip(fabrics, moved, strict=True)}
+        shares = {link: usual[link] * factor for link, factor in zip(links, moved, strict=True)}
         return Fit(common, shares, rates, latency)
 
     def misses(vector: Sequence[float]) -> list[float]:
         fit = unpack(vector)
-        priors = [PRIOR_JITTER, PRIOR_LATENCY, PRIOR_NODES, *(PRIOR_LINK for _ in fabrics)]
+        priors = [PRIOR_JITTER, PRIOR_LATENCY, PRIOR_NODES, *(PRIOR_LINK for _ in links)]
         found = [value / prior for value, prior in zip(vector, priors, strict=True)]
         for trial in used:
             found.append(math.log(_fitted_ms(trial, base, fit) / _measured(trial)) / _noise(trial))
         return found
 
     # No link carries more than its rate.
-    upper = [3.0, 3.0, 3.0, *(1e-6 - math.log(usual[fabric]) for fabric in fabrics)]
+    upper = [3.0, 3.0, 3.0, *(1e-6 - math.log(usual[link]) for link in links)]
     best = least_squares(misses, [0.0] * len(upper), bounds=([-5.0] * len(upper), upper))
     fit = unpack([float(value) for value in best.x])
     errors = [math.log(_fitted_ms(trial, base, fit) / _measured(trial)) for trial in used]
@@ -174,23 +189,12 @@ def _left_out(trial: Trial, fit_nodes: int | None) -> str:
     return "straggler" if trial.stragglers else ""
 
 
-def transport_of(fabric: str) -> str:
-    """Trials name their fabric; its name tells the transport."""
-    low = fabric.lower()
-    return "rdma" if low.startswith("ib") or any(word in low for word in ("infiniband", "rdma", "verbs")) else "tcp"
+def _link(trial: Trial) -> Link:
+    return Link(trial.point.fabric, trial.point.transport)
 
 
 def _series(point: Point) -> Series:
-    return Series(
-        point.fabric,
-        point.rate_gbps,
-        point.gpus_per_node,
-        point.batch,
-        point.model,
-        point.engine,
-        point.compression,
-        point.device,
-    )
+    return Series(*(getattr(point, field.name) for field in fields(Series)))
 
 
 def _setup(series: Series, gpus: int, single_step_ms: float, rate_gbps: float | None = None) -> Setup:
@@ -201,7 +205,7 @@ def _setup(series: Series, gpus: int, single_step_ms: float, rate_gbps: float | 
         gpus=gpus,
         gpus_per_node=series.gpus_per_node,
         rate_gbps=rate_gbps or series.rate_gbps,
-        transport=transport_of(series.fabric),
+        transport=series.transport,
         engine=series.engine.split("-")[0],
         compression=series.compression,
         # Our fabrics are ports, or shaped without credit for idle time.
@@ -251,4 +255,4 @@ def _noise(trial: Trial) -> float:
 
 def _fitted_ms(trial: Trial, base: dict[Series, float], fit: Fit) -> float:
     series = _series(trial.point)
-    return step_ms(_setup(series, trial.point.gpus, base[series]), fit.parameters(series.fabric))
+    return step_ms(_setup(series, trial.point.gpus, base[series]), fit.parameters(series.link))

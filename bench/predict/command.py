@@ -12,18 +12,19 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from bench import words
 from bench.catalogue import gpu_rates, models
-from bench.columns import columns, percent
+from bench.parse import TRANSPORTS, counts, numbers, positive, transport
 from bench.predict import validate
 from bench.predict.fit import Observation, fit_ceiling
-from bench.predict.step import (
+from bench.predict.inputs import (
     COMPRESSIONS,
     DEFAULT_FUSION_MB,
     DEFAULTS,
@@ -31,18 +32,15 @@ from bench.predict.step import (
     INTERCONNECTS,
     LINKS,
     OVERLAPS,
-    TRANSPORTS,
     Parameters,
-    Prediction,
     Setup,
-    link_gbps,
-    predict,
+    single_step,
 )
+from bench.predict.step import Prediction, link_gbps, predict
+from bench.predict.validate import as_object, rounded
 from cluster.core.errors import UserError
+from cluster.core.tables import columns
 
-# Share by which a single-GPU rate may be off: measured by the asker, taken from another's cluster (three published V100
-# rates at batch 64 span a third), or of another network.
-MEASURED_DOUBT, PROFILE_DOUBT, SCALED_DOUBT = 0.01, 0.08, 0.3
 PLOT_SUFFIXES = (".html", ".json", ".pdf", ".png", ".svg")
 
 
@@ -59,16 +57,15 @@ class Row:
     def as_json(self) -> dict[str, Any]:
         asked = asdict(self.setup)
         doubt = asked.pop("compute_doubt")
-        rounded = {key: _rounded(value) for key, value in asdict(self.prediction).items()}
         return {
             **asked,
             "nodes": self.setup.nodes,
-            "single_rate": _rounded(self.setup.single_images_per_second),
+            "single_rate": rounded(self.setup.single_images_per_second),
             "single_rate_source": self.single_source,
             "single_rate_doubt": doubt,
             "series": self.label,
-            "link_gbps": _rounded(self.link_gbps),
-            **rounded,
+            "link_gbps": rounded(self.link_gbps),
+            **as_object(self.prediction),
         }
 
 
@@ -85,7 +82,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--gpus", help="total GPUs, a list makes a table: 1,4,8,32")
     parser.add_argument("--gpus-per-node", type=int, default=1)
     parser.add_argument("--rate-gbps", help="link rate of one node in Gbit/s, or a list")
-    parser.add_argument("--transport", choices=TRANSPORTS, default="tcp")
+    parser.add_argument("--transport", default="tcp", help=f"{', '.join(TRANSPORTS)} (default tcp)")
     parser.add_argument("--engine", choices=ENGINES, default="horovod")
     parser.add_argument("--compression", choices=tuple(COMPRESSIONS), default="none")
     parser.add_argument("--fusion-mb", type=float, help=f"default {DEFAULT_FUSION_MB['horovod']:g}, ddp 25; 0: none")
@@ -127,8 +124,9 @@ def run(args: argparse.Namespace) -> int:
         raise UserError(f"--plot: {args.plot} must end in one of {', '.join(PLOT_SUFFIXES)}")
     if args.table and not args.validate:
         raise UserError("--table: is for --validate, add that")
+    args.transport = transport(args.transport)
     if args.validate:
-        return _validate(args)
+        return validate.run(args.table, args.json)
     if args.calibrate:
         return _calibrate(args)
     rows = _rows(args)
@@ -140,48 +138,6 @@ def run(args: argparse.Namespace) -> int:
         print(_as_text(rows))
     _plot_if_asked(args, rows)
     return 0
-
-
-def numbers(text: str, flag: str) -> list[float]:
-    """A list of numbers above zero, as 1,2.5,10."""
-    values = []
-    for word in text.split(","):
-        try:
-            value = float(word)
-        except ValueError:
-            raise UserError(f"{flag}: {word!r} is not a number, write one or a list such as 1,10,25") from None
-        if not math.isfinite(value) or value <= 0:
-            raise UserError(f"{flag}: {word.strip()} must be a number above 0")
-        values.append(value)
-    return values
-
-
-def counts(text: str, flag: str) -> list[int]:
-    """A list of whole numbers above zero."""
-    values = numbers(text, flag)
-    for value in values:
-        if value != int(value):
-            raise UserError(f"{flag}: {value:g} must be a whole number")
-    return [int(value) for value in values]
-
-
-def single_step(
-    model: str, batch: int, gpu: str | None, precision: str | None, single_rate: float | None
-) -> tuple[float, str, float]:
-    """Milliseconds of a step on one GPU, where that comes from, and by what share it may be off."""
-    network = models.get(model)
-    if gpu is not None:
-        gpu_rates.get(gpu)
-    if batch < 1:
-        raise UserError(f"--batch: {batch} must be at least 1")
-    if single_rate is not None:
-        if not math.isfinite(single_rate) or single_rate <= 0:
-            raise UserError(f"--single-rate: {single_rate:g} must be a number above 0")
-        return 1000 * batch / single_rate, "given", MEASURED_DOUBT
-    if gpu is None:
-        raise UserError(f"--gpu: give a profile ({', '.join(gpu_rates.PROFILES)}) or a measured --single-rate")
-    step, source = gpu_rates.compute_ms(gpu, model, batch, precision)
-    return step, source, PROFILE_DOUBT if network.name == gpu_rates.REFERENCE_MODEL else SCALED_DOUBT
 
 
 def _rows(args: argparse.Namespace) -> list[Row]:
@@ -231,9 +187,7 @@ def _parameters(args: argparse.Namespace, setup: Setup) -> Parameters:
     if args.ceiling_gbps is not None and args.anchor is not None:
         raise UserError("--anchor: fits what --ceiling-gbps gives, use one of them")
     if args.ceiling_gbps is not None:
-        if not math.isfinite(args.ceiling_gbps) or args.ceiling_gbps <= 0:
-            raise UserError(f"--ceiling-gbps: {args.ceiling_gbps:g} must be a number above 0")
-        return DEFAULTS.with_ceiling(setup.transport, args.ceiling_gbps)
+        return DEFAULTS.with_ceiling(setup.transport, positive(args.ceiling_gbps, "--ceiling-gbps"))
     if args.anchor is None:
         return DEFAULTS
     gpus, colon, rate = args.anchor.partition(":")
@@ -278,6 +232,8 @@ def _calibrate(args: argparse.Namespace) -> int:
     from bench.predict import calibrate
 
     found = calibrate.calibrate(args.calibrate, args.fit_nodes)
+    for text in found.problems:
+        print(f"bench: {found.run}: {text}", file=sys.stderr)
     rates: Sequence[float | None] = numbers(args.rate_gbps, "--rate-gbps") if args.rate_gbps else [None]
     rows = []
     for series in found.single_step_ms:
@@ -307,10 +263,10 @@ def _calibrate(args: argparse.Namespace) -> int:
                     "run": found.run,
                     "fits": {
                         engine: {
-                            "link_share": {fabric: _rounded(share) for fabric, share in fit.link_share.items()},
-                            "jitter": _rounded(fit.common.jitter),
-                            "latency_factor": _rounded(fit.latency_factor),
-                            "node_loss": _rounded(fit.common.node_loss),
+                            "link_share": {str(link): rounded(share) for link, share in fit.link_share.items()},
+                            "jitter": rounded(fit.common.jitter),
+                            "latency_factor": rounded(fit.latency_factor),
+                            "node_loss": rounded(fit.common.node_loss),
                         }
                         for engine, fit in found.fits.items()
                     },
@@ -319,9 +275,9 @@ def _calibrate(args: argparse.Namespace) -> int:
                             **asdict(r.series),
                             "nodes": r.nodes,
                             "gpus": r.gpus,
-                            "measured_ms": _rounded(r.measured_ms),
-                            "fitted_ms": _rounded(r.fitted_ms),
-                            "error": _rounded(r.error),
+                            "measured_ms": rounded(r.measured_ms),
+                            "fitted_ms": rounded(r.fitted_ms),
+                            "error": rounded(r.error),
                             "left_out": r.left_out,
                         }
                         for r in found.residuals
@@ -333,11 +289,11 @@ def _calibrate(args: argparse.Namespace) -> int:
         )
     else:
         for engine, fit in found.fits.items():
-            shares = ", ".join(f"{percent(share)} of {fabric}" for fabric, share in fit.link_share.items())
-            print(f"{engine} reaches {shares}; a GPU's mean delay is {percent(fit.common.jitter)} of a step;")
+            shares = ", ".join(f"{words.tenths(share)} of {link}" for link, share in fit.link_share.items())
+            print(f"{engine} reaches {shares}; a GPU's mean delay is {words.tenths(fit.common.jitter)} of a step;")
             print(
                 f"  latency {fit.latency_factor:.2f} of the default; "
-                f"{percent(fit.common.node_loss)} of bandwidth lost per doubling of nodes"
+                f"{words.tenths(fit.common.node_loss)} of bandwidth lost per doubling of nodes"
             )
         print()
         head = ("fabric", "engine", "model", "batch", "nodes", "measured ms", "fitted ms", "error", "")
@@ -350,7 +306,7 @@ def _calibrate(args: argparse.Namespace) -> int:
                 str(r.nodes),
                 f"{r.measured_ms:.1f}",
                 f"{r.fitted_ms:.1f}",
-                percent(r.error, signed=True),
+                f"{r.error:+.1%}",
                 r.left_out,
             )
             for r in found.residuals
@@ -359,69 +315,11 @@ def _calibrate(args: argparse.Namespace) -> int:
         for which, reason in (("fitted", ""), ("held out", "held out")):
             errors = [abs(r.error) for r in found.residuals if r.left_out == reason]
             if errors:
-                print(f"{which}: {len(errors)} points, mean error {percent(sum(errors) / len(errors))}, ", end="")
-                print(f"worst {percent(max(errors))}")
+                print(f"{which}: {len(errors)} points, mean error {words.tenths(sum(errors) / len(errors))}, ", end="")
+                print(f"worst {words.tenths(max(errors))}")
         print()
         print(_as_text(rows))
     _plot_if_asked(args, rows)
-    return 0
-
-
-def _validate(args: argparse.Namespace) -> int:
-    rows = (
-        validate.check_table(args.table.stem, validate.read_table(args.table)) if args.table else validate.check_all()
-    )
-    sums = validate.summarise(rows)
-    if args.json:
-        print(
-            json.dumps(
-                {
-                    "rows": [
-                        {
-                            **{k: _rounded(v) for k, v in asdict(r).items()},
-                            "error": _rounded(r.error),
-                            "inside": r.inside,
-                        }
-                        for r in rows
-                    ],
-                    "sets": [
-                        {**{k: _rounded(v) for k, v in asdict(s).items()}, "coverage": _rounded(s.coverage)}
-                        for s in sums
-                    ],
-                },
-                indent=2,
-            )
-        )
-        return 0
-    cells = [
-        (
-            r.set,
-            r.row,
-            _figure(r.measured),
-            _figure(r.predicted),
-            r.unit,
-            percent(r.error, signed=True),
-            f"{_figure(r.low)} to {_figure(r.high)}",
-            "yes" if r.inside else "no",
-            {"baseline": "input", "fit": "ceiling fitted here"}.get(r.role, ""),
-        )
-        for r in rows
-    ]
-    print(columns(("set", "row", "measured", "predicted", "unit", "error", "80% interval", "inside", ""), cells))
-    print()
-    head = ("set", "rows", "mean error", "max error", "inside interval")
-    lines = [
-        (
-            s.set,
-            str(s.rows),
-            percent(s.mean_error),
-            percent(s.max_error),
-            f"{s.inside} of {s.rows}, {percent(s.coverage)}",
-        )
-        for s in sums
-    ]
-    print(columns(head, lines))
-    print("Rows that are the model's input (one GPU, or what a source counts from) are left out of these sums.")
     return 0
 
 
@@ -433,14 +331,3 @@ def _plot_if_asked(args: argparse.Namespace, rows: Sequence[Row]) -> None:
             draw([(row.label, row.setup, row.prediction) for row in rows], args.plot)
         except OSError as error:
             raise UserError(f"--plot: cannot write {args.plot}: {error.strerror}") from error
-
-
-def _figure(value: float) -> str:
-    return f"{value:.3f}" if value < 2 else f"{value:.1f}"
-
-
-def _rounded(value: Any) -> Any:
-    """Six significant digits: enough for any use and stable across machines. JSON has no infinity."""
-    if not isinstance(value, float):
-        return value
-    return float(f"{value:.6g}") if math.isfinite(value) else None

@@ -6,7 +6,8 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from bench.predict.step import DEFAULTS, Parameters, Setup, step_ms
+from bench.predict.inputs import DEFAULTS, Parameters, Setup
+from bench.predict.step import step_ms
 from cluster.core.errors import UserError
 
 

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import altair as alt
 
-from bench.predict.step import Prediction, Setup
+from bench import charts
+from bench.predict.inputs import Setup
+from bench.predict.step import Prediction
 
 
 def draw(rows: Sequence[tuple[str, Setup, Prediction]], path: Path) -> None:
@@ -30,7 +32,7 @@ def draw(rows: Sequence[tuple[str, Setup, Prediction]], path: Path) -> None:
     chart = alt.Chart(alt.InlineData(values=data))
     axis = alt.Y("images_per_second:Q", title="Images per second", scale=scale)
     layers = alt.layer(
-        chart.mark_line(strokeDash=[4, 4], color="#888").encode(x=x, y=alt.Y("ideal:Q", scale=scale)),
+        chart.mark_line(strokeDash=[4, 4], color=charts.GREY).encode(x=x, y=alt.Y("ideal:Q", scale=scale)),
         chart.mark_area(opacity=0.2).encode(x=x, y=alt.Y("low:Q", scale=scale), y2="high:Q", color=color),
         chart.mark_line(point=True).encode(x=x, y=axis, color=color),
     )
@@ -40,4 +42,4 @@ def draw(rows: Sequence[tuple[str, Setup, Prediction]], path: Path) -> None:
         subtitle="Band: 80% interval. Dashed: ideal.",
         anchor="start",
     )
-    layers.properties(width=560, height=360, title=title).save(str(path))
+    charts.write(layers.properties(width=560, height=360, title=title), path)

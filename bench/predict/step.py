@@ -13,170 +13,9 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from bench.catalogue import models
-from cluster.core.errors import UserError
+from bench.predict.inputs import COMPRESSIONS, DEFAULT_FUSION_MB, DEFAULTS, SHARED_BOARD, Parameters, Setup
 
-TRANSPORTS = ("tcp", "rdma")
-ENGINES = ("horovod", "ddp", "ps")
-OVERLAPS = ("none", "tensor", "fused")
-INTERCONNECTS = ("auto", "pcie", "nvlink")
-LINKS = ("auto", "native")
-
-# Wire bytes over single-precision bytes, and milliseconds to encode and decode one tensor.
-COMPRESSIONS = {"none": (1.0, 0.0), "fp16": (0.5, 0.02), "1bit": (1 / 32, 0.1)}
-
-# Ring bandwidth between the GPUs of a node, GB/s. PCIe: 153 MB in 24 ms (hkbu, 4 GPUs).
-INTRA_GBYTES = {"pcie": 6.4, "nvlink": 40.0}
-
-# Horovod 128 MB since November 2020; PyTorch DDP 25 MB.
-DEFAULT_FUSION_MB = {"horovod": 128.0, "ddp": 25.0, "ps": 0.0}
-
-# Rates that Ethernet ports have. A node on a rate in between sits behind a limiter on the next faster port: after idle
-# time, bursts leave at the port's rate, but a step sends no more than the limit times its length. So it was measured
-# at 2.5 and 5 Gbit/s (lowbandwidth: 0.7 ms + 1266 Mbit / rate, nothing left of the 43 ms of forward).
-PORT_GBPS = (1, 10, 25, 40, 50, 100, 200, 400, 800)
-
-# Two dies on one board share its power and its PCIe slot: with both at work each is slower (batchai 0.74 with four
-# GPUs, TensorFlow's EC2 figures 0.90 with eight).
-SHARED_BOARD = {"k80": 0.86}
-
-
-@dataclass(frozen=True)
-class Parameters:
-    """What the model has to know beyond the question. Few, each a quantity one could measure."""
-
-    backward_share: float = 2 / 3
-    goodput: tuple[tuple[str, float], ...] = (("tcp", 0.96), ("rdma", 0.96))
-    # TCP at 40 Gbit/s and above: 20 to 33 Gbit/s were reached.
-    ceiling_gbps: tuple[tuple[str, float], ...] = (("tcp", 25.0), ("rdma", math.inf))
-    launch_ms: float = 0.15
-    local_launch_ms: float = 0.05
-    ring_hop_ms: float = 0.012
-    # Libraries go over to trees where rings get too long, at some sixty ranks with these two figures.
-    tree_hop_ms: float = 0.12
-    # Bandwidth lost per doubling of the nodes beyond two.
-    node_loss: float = 0.04
-    # Mean delay in one GPU's step, as a share of it; a synchronous step waits for the slowest.
-    jitter: float = 0.018
-    # Compute lost per unit of data transfer that runs beside it (copies, cores, memory bandwidth).
-    interference: float = 0.05
-    # Factor on the bandwidth between the GPUs of a node.
-    intra: float = 1.0
-    # How far off the bandwidth may be, as a factor: where the line rate or a fit sets it, and where nothing does.
-    known_doubt: float = 1.12
-    unknown_doubt: float = 1.3
-    fitted: bool = False
-    # Share of the straggler loss that may be absent, and that may come on top; what no other doubt explains.
-    jitter_doubt: tuple[float, float] = (1.0, 1.5)
-    rest: float = 0.02
-
-    def with_ceiling(self, transport: str, gbps: float) -> Parameters:
-        """The same with a bandwidth that was fitted on this transport, so goodput is in it already."""
-        rest = tuple(item for item in self.ceiling_gbps if item[0] != transport)
-        good = tuple(item for item in self.goodput if item[0] != transport)
-        return replace(
-            self,
-            ceiling_gbps=(*rest, (transport, gbps)),
-            goodput=(*good, (transport, 1.0)),
-            fitted=True,
-        )
-
-
-DEFAULTS = Parameters()
-
-
-@dataclass(frozen=True)
-class Setup:
-    """One configuration to predict. `single_step_ms` is a step on one GPU, alone."""
-
-    model: str
-    batch: int
-    single_step_ms: float
-    gpus: int
-    gpus_per_node: int
-    rate_gbps: float | None = None
-    transport: str = "tcp"
-    engine: str = "horovod"
-    compression: str = "none"
-    fusion_mb: float | None = None
-    cycle_ms: float = 1.0
-    overlap: str = "fused"
-    interconnect: str = "auto"
-    link: str = "auto"
-    hierarchical: bool = False
-    gpu: str | None = None
-    input_images_per_second: float | None = None
-    servers: int | None = None
-    # Share by which single_step_ms may be off.
-    compute_doubt: float = 0.01
-
-    def __post_init__(self) -> None:
-        models.get(self.model)
-        for field in ("batch", "gpus", "gpus_per_node"):
-            value = getattr(self, field)
-            if value < 1:
-                raise UserError(f"{_flag(field)}: {value} must be at least 1")
-        for field in ("single_step_ms", "rate_gbps", "fusion_mb", "input_images_per_second", "servers"):
-            value = getattr(self, field)
-            least = 0 if field == "fusion_mb" else None
-            if value is None:
-                continue
-            if not math.isfinite(value) or value < 0 or (value == 0 and least is None):
-                raise UserError(f"{_flag(field)}: {value:g} must be a number above 0")
-        if not math.isfinite(self.cycle_ms) or self.cycle_ms < 0:
-            raise UserError(f"--cycle-ms: {self.cycle_ms:g} must be 0 or more")
-        for field, known in (
-            ("transport", TRANSPORTS),
-            ("engine", ENGINES),
-            ("compression", tuple(COMPRESSIONS)),
-            ("overlap", OVERLAPS),
-            ("interconnect", INTERCONNECTS),
-            ("link", LINKS),
-        ):
-            if getattr(self, field) not in known:
-                raise UserError(f"{_flag(field)}: {getattr(self, field)!r} is not known, use one of {', '.join(known)}")
-        # One GPU is the baseline of every curve, so it is asked for together with whole nodes.
-        if self.gpus != 1 and self.gpus % self.gpus_per_node:
-            raise UserError(
-                f"--gpus: {self.gpus} is not a multiple of --gpus-per-node {self.gpus_per_node}, "
-                f"use {math.ceil(self.gpus / self.gpus_per_node) * self.gpus_per_node}"
-            )
-        if self.nodes > 1 and self.rate_gbps is None:
-            raise UserError(f"--rate-gbps: needed for {self.nodes} nodes, give the link rate of one node in Gbit/s")
-        if self.servers is not None and self.engine != "ps":
-            raise UserError("--servers: only --engine ps has parameter servers")
-
-    @property
-    def every_tensor(self) -> bool:
-        """Each gradient travels on its own: asked for, by fusion switched off, or as parameter servers work."""
-        return self.overlap == "tensor" or self.engine == "ps" or (self.overlap == "fused" and self.fusion_mb == 0)
-
-    @property
-    def nodes(self) -> int:
-        return max(1, self.gpus // self.gpus_per_node)
-
-    @property
-    def images_per_step(self) -> int:
-        return self.gpus * self.batch
-
-    @property
-    def single_images_per_second(self) -> float:
-        return 1000 * self.batch / self.single_step_ms
-
-    @property
-    def intra_gbytes(self) -> float:
-        kind = self.interconnect
-        if kind == "auto":
-            linked = self.gpus_per_node >= 8 or (self.gpu or "").startswith(("a100", "h100"))
-            kind = "nvlink" if linked and self.gpu != "k80" else "pcie"
-        return INTRA_GBYTES[kind]
-
-    @property
-    def port_gbps(self) -> float:
-        """What the port of a node does when it is not held back."""
-        rate = self.rate_gbps or math.inf
-        if self.link == "native" or self.transport != "tcp":
-            return rate
-        return next((port for port in PORT_GBPS if port >= rate), rate)
+MIB = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -353,7 +192,7 @@ def _finish(
         for ready, size in zip(times, sizes, strict=True):
             end = max(end, ready) + per_call + size * per_byte
         return end, len(sizes)
-    limit = 1e6 * (DEFAULT_FUSION_MB[setup.engine] if setup.fusion_mb is None else setup.fusion_mb)
+    limit = MIB * (DEFAULT_FUSION_MB[setup.engine] if setup.fusion_mb is None else setup.fusion_mb)
     if setup.engine == "ddp":
         return _in_buckets(times, sizes, per_call, per_byte, limit)
     return _best_merge(times, sizes, per_call, per_byte, limit)
@@ -468,8 +307,3 @@ def _bottleneck(setup: Setup, step: _Step) -> str:
     if step.latency > step.comm / 2:
         return "network latency"
     return "network bandwidth"
-
-
-def _flag(field: str) -> str:
-    names = {"input_images_per_second": "input-rate", "single_step_ms": "single-rate"}
-    return "--" + names.get(field, field.replace("_", "-"))

@@ -6,17 +6,22 @@ What a table does not say about its cluster and the model needs is stated here, 
 from __future__ import annotations
 
 import csv
+import json
+import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from bench.catalogue import gpu_rates
+from bench.parse import OLD_TRANSPORTS, TRANSPORTS
 from bench.predict.fit import Observation, fit_ceiling
-from bench.predict.step import DEFAULTS, Parameters, Setup, predict
+from bench.predict.inputs import DEFAULTS, Parameters, Setup
+from bench.predict.step import Prediction, predict
 from cluster.core.errors import UserError
+from cluster.core.tables import columns
 
 Row = dict[str, str]
 
@@ -120,9 +125,9 @@ def check_table(name: str, rows: Sequence[Row]) -> list[Checked]:
     Every cluster (GPU and fabric) has one bandwidth ceiling, fitted on its smallest multi-node rows. Where methods
     differ, that is the row without overlap, in which the ceiling shows undisturbed.
     """
-    columns = {"model", "batch", "gpus", "gpus_per_node", "fabric", "transport", "images_per_second"}
-    for column in sorted(columns - set(rows[0] if rows else ())):
-        raise UserError(f"--table: {name} has no column {column!r}, it needs {', '.join(sorted(columns))}")
+    needed = {"model", "batch", "gpus", "gpus_per_node", "fabric", "transport", "images_per_second"}
+    for column in sorted(needed - set(rows[0] if rows else ())):
+        raise UserError(f"--table: {name} has no column {column!r}, it needs {', '.join(sorted(needed))}")
     for line, row in enumerate(rows, start=2):
         _check_row(f"{name} line {line}", row)
     single = {_device(row): float(row["images_per_second"]) for row in rows if row["gpus"] == "1"}
@@ -138,7 +143,7 @@ def check_table(name: str, rows: Sequence[Row]) -> list[Checked]:
             gpus=int(row["gpus"]),
             gpus_per_node=int(row["gpus_per_node"]),
             rate_gbps=_rate_of(row),
-            transport="tcp" if row["transport"] == "tcp" else "rdma",
+            transport=TABLE_TRANSPORTS[row["transport"]],
             overlap=METHODS[row.get("method", "mgwfbp")],
             gpu=row.get("gpu"),
         )
@@ -161,6 +166,8 @@ def check_table(name: str, rows: Sequence[Row]) -> list[Checked]:
     return checked
 
 
+# Tables keep the words of their sources. Intel MPI ran over InfiniBand there.
+TABLE_TRANSPORTS = {name: name for name in TRANSPORTS} | OLD_TRANSPORTS | {"intelmpi": "verbs"}
 METHODS = {"bsp": "none", "wfbp": "tensor", "mgwfbp": "fused"}
 # Columns of a row that say where or how it ran; the others say what one GPU did.
 PLACE = {"fabric", "transport", "method", "gpus", "gpus_per_node", "images_per_second"}
@@ -189,6 +196,9 @@ def _check_row(where: str, row: Row) -> None:
             numbers = row[column].replace(".", "", 1) if row[column] else ""
             if not numbers.isdigit() or float(row[column]) == 0:
                 raise UserError(f"--table: {where}: {column} {row[column]!r} is not a number above 0")
+    if row["transport"] not in TABLE_TRANSPORTS:
+        known = ", ".join(TRANSPORTS)
+        raise UserError(f"--table: {where}: transport {row['transport']!r} is not known, use one of {known}")
     if row.get("method", "bsp") not in METHODS:
         raise UserError(f"--table: {where}: method {row['method']!r} is not known, use one of {', '.join(METHODS)}")
 
@@ -249,10 +259,10 @@ def _powerai() -> Iterable[Checked]:
 # first, and had a network of their own.
 FAR: dict[str, tuple[int, float, str, int]] = {
     "Goyal et al.": (8, 50.0, "tcp", 8),
-    "ChainerMN": (4, 56.0, "rdma", 1),
-    "Akiba et al.": (8, 112.0, "rdma", 1),
-    "Sony": (4, 200.0, "rdma", 4),
-    "Jia et al.": (8, 100.0, "rdma", 8),
+    "ChainerMN": (4, 56.0, "verbs", 1),
+    "Akiba et al.": (8, 112.0, "verbs", 1),
+    "Sony": (4, 200.0, "verbs", 4),
+    "Jia et al.": (8, 100.0, "verbs", 8),
 }
 
 
@@ -294,8 +304,65 @@ def _tf_benchmarks() -> Iterable[Checked]:
 
 
 def _from_profile(
-    model: str, gpu: str, batch: int, gpus: int, per_node: int, rate: float, transport: str = "rdma", **more: Any
+    model: str, gpu: str, batch: int, gpus: int, per_node: int, rate: float, transport: str = "verbs", **more: Any
 ) -> Setup:
     """The efficiency is what is compared, so a doubt about the single-GPU rate has no part in the interval."""
     step, _ = gpu_rates.compute_ms(gpu, model, batch)
     return Setup(model, batch, step, gpus, per_node, rate, transport, gpu=gpu, **more)
+
+
+def run(path: Path | None, as_json: bool) -> int:
+    """Print every row against its prediction, and the sums per set."""
+    rows = check_table(path.stem, read_table(path)) if path else check_all()
+    sums = summarise(rows)
+    if as_json:
+        answer = {
+            "rows": [as_object(row) | {"error": rounded(row.error), "inside": row.inside} for row in rows],
+            "sets": [as_object(one) | {"coverage": rounded(one.coverage)} for one in sums],
+        }
+        print(json.dumps(answer, indent=2))
+        return 0
+    cells = [
+        (
+            row.set,
+            row.row,
+            _figure(row.measured),
+            _figure(row.predicted),
+            row.unit,
+            f"{row.error:+.1%}",
+            f"{_figure(row.low)} to {_figure(row.high)}",
+            "yes" if row.inside else "no",
+            {"baseline": "input", "fit": "ceiling fitted here"}.get(row.role, ""),
+        )
+        for row in rows
+    ]
+    print(columns(("set", "row", "measured", "predicted", "unit", "error", "80% interval", "inside", ""), cells))
+    print()
+    lines = [
+        (
+            one.set,
+            str(one.rows),
+            f"{one.mean_error:.1%}",
+            f"{one.max_error:.1%}",
+            f"{one.inside} of {one.rows}, {one.coverage:.1%}",
+        )
+        for one in sums
+    ]
+    print(columns(("set", "rows", "mean error", "max error", "inside interval"), lines))
+    print("The sums leave out rows that are the model's input: one GPU, or the configuration a source counts from.")
+    return 0
+
+
+def as_object(record: Checked | Summary | Prediction) -> dict[str, Any]:
+    return {name: rounded(value) for name, value in asdict(record).items()}
+
+
+def rounded(value: Any) -> Any:
+    """Six significant digits: enough for any use and stable across machines. JSON has no infinity."""
+    if not isinstance(value, float):
+        return value
+    return float(f"{value:.6g}") if math.isfinite(value) else None
+
+
+def _figure(value: float) -> str:
+    return f"{value:.3f}" if value < 2 else f"{value:.1f}"

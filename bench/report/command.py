@@ -22,6 +22,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     # The plotting libraries take most of a second to import, which `bench --help` should not pay.
+    from bench import charts
     from bench.report import page, plots
     from bench.results import runs
 
@@ -31,6 +32,7 @@ def run(args: argparse.Namespace) -> int:
         return side_by_side(wanted, args.out, formats, args.json)
     args.run = wanted[0]
     report = page.make(runs.load(args.run))
+    runs.print_problems(report.run)
     out: Path = args.out or report.run.folder
     written: list[Path] = []
     try:
@@ -39,9 +41,9 @@ def run(args: argparse.Namespace) -> int:
         written.append(write(out / "report.md", page.markdown_page(report)))
         if formats:
             for number, family in enumerate(report.table.families):
-                charts = plots.charts_for(report.table, family, report.constructed, report.limits)
+                drawn = plots.charts_for(report.table, family, report.constructed, report.limits)
                 prefix = "" if number == 0 else f"{number + 1}-"
-                written += plots.save(charts, out / "plots", formats, prefix)
+                written += charts.write_all(drawn, out / "plots", formats, prefix)
     except OSError as error:
         raise InfraError(f"{out}: cannot write the report: {error.strerror}; free space or use --out DIR") from error
     if args.json:
@@ -54,10 +56,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 def side_by_side(names: list[str], out: Path | None, formats: list[str], as_json: bool) -> int:
-    from bench.report import plots, side_by_side
+    from bench import charts
+    from bench.report import side_by_side
     from bench.results import runs, store
 
     found = [runs.load(name) for name in names]
+    for one in found:
+        runs.print_problems(one)
     text, markdown = side_by_side.page(found), side_by_side.markdown(found)
     out = out or store.RESULTS / "side-by-side"
     try:
@@ -65,7 +70,7 @@ def side_by_side(names: list[str], out: Path | None, formats: list[str], as_json
         written = [write(out / "report.html", text), write(out / "report.md", markdown)]
         cells = side_by_side.cells(found)
         for model in sorted({cell.model for cell in cells}) if formats else []:
-            written += plots.save(side_by_side.charts(cells, model), out / "plots", formats, f"{model}-")
+            written += charts.write_all(side_by_side.charts(cells, model), out / "plots", formats, f"{model}-")
     except OSError as error:
         raise InfraError(f"{out}: cannot write the report: {error.strerror}; free space or use --out DIR") from error
     if as_json:

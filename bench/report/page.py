@@ -15,10 +15,11 @@ import jinja2
 import vl_convert
 from markupsafe import Markup
 
-from bench import words
+from bench import charts, words
 from bench.explain import diagnosis, verdict
 from bench.report import plots
-from bench.results.points import Family, Place, Table
+from bench.report.rows import COLUMNS, Row, row
+from bench.results.points import Family, MergedPoint, Table
 from bench.results.runs import Run
 
 MOST_ROWS = 500
@@ -72,8 +73,8 @@ class Report:
 def make(run: Run) -> Report:
     table = run.table()
     limits = {
-        place.trials[0].id: "" if place.nodes == 1 and not place.breakdown else diagnosis.diagnose(place).label
-        for place in table.places
+        point.trials[0].id: "" if point.nodes == 1 and not point.breakdown else diagnosis.diagnose(point).label
+        for point in table.points
     }
     return Report(run, table, verdict.judge(run, table), limits)
 
@@ -149,9 +150,9 @@ def facts(report: Report) -> list[str]:
         out.append(str(created)[:19].replace("T", " "))
     elif run.trials:
         out.append(run.trials[0].started[:19].replace("T", " "))
-    if report.verdict.place is not None:
-        place = report.verdict.place
-        out.append(f"headline: {place.family.model_name}, batch {place.batch} per GPU")
+    if report.verdict.point is not None:
+        point = report.verdict.point
+        out.append(f"headline: {point.family.model_name}, batch {point.batch} per GPU")
     return out
 
 
@@ -159,7 +160,7 @@ def badges(report: Report) -> list[str]:
     out = []
     if report.constructed:
         out.append("constructed example")
-    kinds = {place.family.kind for place in report.table.places} or {trial.kind for trial in report.run.trials}
+    kinds = {point.family.kind for point in report.table.points} or {trial.kind for trial in report.run.trials}
     if "emulated" in kinds:
         out.append("emulated devices" if kinds == {"emulated"} else "partly emulated devices")
     return out
@@ -167,21 +168,21 @@ def badges(report: Report) -> list[str]:
 
 def cards(report: Report) -> list[dict[str, Any]]:
     """One per fabric: the largest cluster at the headline's batch."""
-    place = report.verdict.place
-    if place is None or place.nodes == 1:
+    point = report.verdict.point
+    if point is None or point.nodes == 1:
         return []
-    look = plots.look_for(report.table, place.family)
-    found: dict[tuple[float, str], Place] = {}
-    for other in report.table.of(place.family):
-        if other.group == place.group and other.nodes > 1:
-            key = (other.rate_gbps, other.fabric)
+    look = plots.look_for(report.table, point.family)
+    found: dict[tuple[float, tuple[str, str]], MergedPoint] = {}
+    for other in report.table.of(point.family):
+        if other.group == point.group and other.nodes > 1:
+            key = (other.rate_gbps, other.link)
             if key not in found or other.nodes > found[key].nodes:
                 found[key] = other
     out = []
     for _, other in sorted(found.items())[:8]:
-        name = words.fabric(other.fabric)
+        name = words.fabric(other)
         known = other.efficiency.median if other.efficiency else None
-        tone = plots.PALETTE[look.fabrics.index(name) % len(plots.PALETTE)]
+        tone = charts.PALETTE[look.fabrics.index(name) % len(charts.PALETTE)]
         out.append(
             {
                 "fabric": other.fabric,
@@ -207,7 +208,7 @@ def sources(run: Run) -> dict[str, str]:
     return out
 
 
-def cell(form: dict[str, str], line: plots.Row) -> tuple[str, str, bool]:
+def cell(form: dict[str, str], line: Row) -> tuple[str, str, bool]:
     value = line[form["field"]]
     if form["kind"] == "text":
         return str(value), "", True
@@ -224,42 +225,42 @@ def html(report: Report) -> str:
     table, run = report.table, report.run
     families = table.families
     groups: dict[tuple[str, str, int, str], int] = {}
-    rows: list[list[plots.Row]] = []
-    for place in table.places:
-        if place.family.hardware not in groups:
-            groups[place.family.hardware] = len(rows)
-            rows.append([])
-        rows[groups[place.family.hardware]].append(plots.row(place, report.limits[place.trials[0].id]))
+    grouped: list[list[Row]] = []
+    for point in table.points:
+        if point.family.hardware not in groups:
+            groups[point.family.hardware] = len(grouped)
+            grouped.append([])
+        grouped[groups[point.family.hardware]].append(row(point, report.limits[point.trials[0].id]))
     described: list[dict[str, Any]] = []
-    by_family: dict[Family, list[Place]] = {}
-    for place in table.places:
-        by_family.setdefault(place.family, []).append(place)
+    by_family: dict[Family, list[MergedPoint]] = {}
+    for point in table.points:
+        by_family.setdefault(point.family, []).append(point)
     for family in families:
         described.append(
             {
                 "label": family.label,
                 "variant": family.variant,
                 "group": groups[family.hardware],
-                "caveat": plots.caveat(family, by_family[family], report.constructed),
+                "caveat": charts.caveat(family, by_family[family], report.constructed),
             }
         )
     # Against one GPU and against one node are the same thing where a node has one GPU.
     cells = [form for form in CELLS if form["field"] != "eff_gpu" or any(f.gpus_per_node > 1 for f in families)]
-    lines: list[plots.Row] = []
+    lines: list[Row] = []
     specs: dict[str, Any] = {}
     if families:
-        lines = [line for line in rows[groups[families[0].hardware]] if line["variant"] == families[0].variant]
+        lines = [line for line in grouped[groups[families[0].hardware]] if line["variant"] == families[0].variant]
         specs = page_specs(table)
     data = {
-        "columns": plots.COLUMNS,
-        "rows": [[[line[name] for name in plots.COLUMNS] for line in group] for group in rows],
+        "columns": COLUMNS,
+        "rows": [[[line[name] for name in COLUMNS] for line in group] for group in grouped],
         "families": described,
         "specs": specs,
         "titles": plots.TITLES,
         "one_batch": sorted(plots.ONE_BATCH),
         "by_batch": [name for name in plots.CHARTS if name not in plots.ONE_BATCH],
-        "style": {"light": plots.style(), "dark": plots.style(dark=True)},
-        "grey": plots.GREY,
+        "style": {"light": charts.style(), "dark": charts.style(dark=True)},
+        "grey": charts.GREY,
         "cells": cells,
         "most_rows": MOST_ROWS,
         "strong": table.strong,
@@ -302,13 +303,13 @@ def html(report: Report) -> str:
 
 def page_specs(table: Table) -> dict[str, Any]:
     """Chart descriptions without rows; the page fills in the rows and texts of the family on show."""
-    by_rate = sorted({(place.rate_gbps, words.fabric(place.fabric)) for place in table.places})
+    by_rate = sorted({(point.rate_gbps, words.fabric(point)) for point in table.points})
     look = plots.Look(
         fabrics=tuple(dict.fromkeys(name for _, name in by_rate)),
         variants=tuple(dict.fromkeys(family.variant for family in table.families)),
         subject="",
         caveat=" ",
-        log_nodes=max(place.nodes for place in table.places) > 40,
+        log_nodes=max(point.nodes for point in table.points) > 40,
         strong=table.strong,
     )
     return specs_for(look)
@@ -322,16 +323,16 @@ def specs_for(look: plots.Look) -> dict[str, Any]:
 
 def markdown_page(report: Report) -> str:
     table = report.table
-    tables: list[tuple[str, list[plots.Row]]] = []
+    tables: list[tuple[str, list[Row]]] = []
     left = MOST_ROWS
     for family in table.families:
-        rows = [plots.row(place, report.limits[place.trials[0].id]) for place in table.of(family)[:left]]
+        rows = [row(point, report.limits[point.trials[0].id]) for point in table.of(family)[:left]]
         left -= len(rows)
         if rows:
             tables.append((family.label, rows))
         if left <= 0:
             break
-    more = f"First {MOST_ROWS} of {len(table.places)} points." if len(table.places) > MOST_ROWS else ""
+    more = f"First {MOST_ROWS} of {len(table.points)} points." if len(table.points) > MOST_ROWS else ""
     return (
         environment()
         .get_template("report.md.j2")

@@ -4,25 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import altair as alt
 
 from bench import words
-from bench.results.points import Family, Place, Table
+from bench.charts import GREY, PALETTE, caveat, colour_scale
+from bench.report.rows import Row, row
+from bench.results.points import Family, MergedPoint, Table
 
-Row = dict[str, Any]
-
-# Okabe-Ito: told apart by colour-blind readers, and readable on white and on near-black.
-PALETTE = ["#e8743b", "#3b82d6", "#1fa187", "#b05cc6", "#c9a227", "#7a869a", "#d6497f", "#5b6ee1"]
 PARTS = {
     "compute": ("compute", "#5b9bd5"),
     "exposed_comm": ("exposed communication", "#e8743b"),
     "data_wait": ("data wait", "#b05cc6"),
     "straggler_wait": ("straggler wait", "#c9a227"),
 }
-GREY = "#8a94a6"
 TITLES = {
     "throughput": "Throughput (dashed: ideal)",
     "efficiency": "Scaling efficiency: share of the ideal throughput",
@@ -31,116 +27,6 @@ TITLES = {
     "variants": "Ways to train compared (dashed: ideal)",
 }
 HEADER = alt.Header(labelFontSize=13, labelFontWeight="bold", labelPadding=4)
-
-COLUMNS = [
-    "fabric",
-    "rate",
-    "nodes",
-    "gpus",
-    "batch",
-    "group",
-    "variant",
-    "images_s",
-    "images_low",
-    "images_high",
-    "ideal",
-    "efficiency",
-    "eff_low",
-    "eff_high",
-    "eff_gpu",
-    "step_ms",
-    "step_low",
-    "step_high",
-    "compute",
-    "exposed_comm",
-    "data_wait",
-    "straggler_wait",
-    "bus",
-    "bus_low",
-    "bus_high",
-    "link",
-    "cpu",
-    "scale",
-    "converged",
-    "repeats",
-    "limit",
-    "stragglers",
-    "id",
-]
-
-
-def short(value: float | None) -> float | None:
-    """Five digits: more than any interval supports, and half the bytes on the page."""
-    return None if value is None else float(f"{value:.5g}")
-
-
-def row(place: Place, limit: str = "") -> Row:
-    parts, efficiency, bus = place.breakdown, place.efficiency, place.bus_gbps
-    return {
-        "fabric": words.fabric(place.fabric),
-        "rate": place.rate_gbps,
-        "nodes": place.nodes,
-        "gpus": place.gpus,
-        "batch": place.batch,
-        "group": place.group,
-        "variant": place.family.variant,
-        "images_s": short(place.ips.median),
-        "images_low": short(place.ips.low),
-        "images_high": short(place.ips.high),
-        "ideal": short(place.ideal),
-        "efficiency": short(efficiency.median) if efficiency else None,
-        "eff_low": short(efficiency.low) if efficiency else None,
-        "eff_high": short(efficiency.high) if efficiency else None,
-        "eff_gpu": short(place.efficiency_gpu),
-        "step_ms": short(place.step_ms.median),
-        "step_low": short(place.step_ms.low),
-        "step_high": short(place.step_ms.high),
-        "compute": short(parts.compute) if parts else None,
-        "exposed_comm": short(parts.exposed_comm) if parts else None,
-        "data_wait": short(parts.data_wait) if parts else None,
-        "straggler_wait": short(parts.straggler_wait) if parts else None,
-        "bus": short(bus.median) if bus else None,
-        "bus_low": short(bus.low) if bus else None,
-        "bus_high": short(bus.high) if bus else None,
-        "link": short(place.link_gbps),
-        "cpu": short(place.host_cpu),
-        "scale": short(place.scale),
-        # Not checked counts as sound: only a failed check is a reason for doubt.
-        "converged": place.converged is not False,
-        "repeats": len(place.trials),
-        "limit": limit,
-        "stragglers": words.several(place.stragglers, 5) if place.stragglers else "",
-        "id": place.trials[0].id,
-    }
-
-
-def caveat(family: Family, places: Sequence[Place], constructed: bool = False) -> str:
-    """What must be said on the plot itself, so that a copied picture still says it."""
-    said = []
-    if constructed:
-        said.append("CONSTRUCTED example")
-    if family.kind == "emulated":
-        factors = span("s", [place.scale for place in places])
-        if any((place.slowdown or 1) != 1 for place in places):
-            factors += span("t", [place.slowdown for place in places])
-        said.append(f"EMULATED {family.device_name} (scale model{factors})")
-        if any(place.converged is False for place in places):
-            said.append("hollow: differs at 2s")
-    elif family.kind == "cpu":
-        said.append("trained on CPUs")
-    return ", ".join(said)
-
-
-def span(name: str, values: Sequence[float | None]) -> str:
-    """A factor of the scale model, as it goes into a caveat; nothing where no point has it."""
-    known = sorted({value for value in values if value is not None})
-    if not known:
-        return ""
-    return f", {name} = {known[0]:g}" + (f" to {known[-1]:g}" if len(known) > 1 else "")
-
-
-def fabric_scale(fabrics: Sequence[str]) -> alt.Scale:
-    return alt.Scale(domain=list(fabrics), range=[PALETTE[i % len(PALETTE)] for i in range(len(fabrics))])
 
 
 @dataclass(frozen=True)
@@ -242,7 +128,7 @@ def of_fabric(look: Look) -> alt.Facet:
 
 
 def throughput(data: Any, look: Look) -> Any:
-    colour = Colour("fabric", fabric_scale(look.fabrics), legend())
+    colour = Colour("fabric", colour_scale(look.fabrics), legend())
     y = alt.Y(
         "images_s:Q", title="images/s, all GPUs", scale=alt.Scale(zero=True), axis=alt.Axis(format=",~f", tickCount=6)
     )
@@ -263,7 +149,7 @@ def throughput(data: Any, look: Look) -> Any:
 
 
 def efficiency(data: Any, look: Look) -> Any:
-    colour = Colour("fabric", fabric_scale(look.fabrics), legend())
+    colour = Colour("fabric", colour_scale(look.fabrics), legend())
     y = alt.Y(
         "efficiency:Q",
         title="scaling efficiency",
@@ -317,7 +203,7 @@ def split(data: Any, look: Look) -> Any:
 
 def bus(data: Any, look: Look) -> Any:
     base = alt.Chart(data).transform_filter("datum.nodes > 1 && isValid(datum.bus)")
-    colour = Colour("fabric", fabric_scale(look.fabrics), None)
+    colour = Colour("fabric", colour_scale(look.fabrics), None)
     y = alt.Y("bus:Q", title="Gbit/s", scale=alt.Scale(zero=True), axis=alt.Axis(format="~r"))
     x = nodes_axis(look)
     tips = hover(
@@ -375,46 +261,24 @@ CHARTS: dict[str, Callable[[Any, Look], Any]] = {
 ONE_BATCH = {"split", "bus", "variants"}
 
 
-def style(dark: bool = False) -> dict[str, Any]:
-    ink, line = ("#e6e9ef", "#3a4252") if dark else ("#1c2430", "#dfe3ea")
-    return {
-        "background": "#12161d" if dark else "#ffffff",
-        "font": "system-ui, -apple-system, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif",
-        "axis": {
-            "labelColor": ink,
-            "titleColor": ink,
-            "gridColor": line,
-            "domainColor": line,
-            "tickColor": line,
-            "labelFontSize": 12,
-            "titleFontSize": 12,
-            "titleFontWeight": "normal",
-        },
-        "legend": {"labelColor": ink, "titleColor": ink, "labelFontSize": 13},
-        "header": {"labelColor": ink, "titleColor": ink},
-        "title": {"color": ink, "subtitleColor": "#f0b36b" if dark else "#9a5410"},
-        "view": {"stroke": None},
-    }
-
-
 def look_for(table: Table, family: Family, constructed: bool = False) -> Look:
-    places = table.of(family)
-    by_rate = sorted({(place.rate_gbps, words.fabric(place.fabric)) for place in table.places})
+    points = table.of(family)
+    by_rate = sorted({(point.rate_gbps, words.fabric(point)) for point in table.points})
     fabrics = tuple(dict.fromkeys(name for _, name in by_rate))
     known = tuple(dict.fromkeys(f.variant for f in table.families if f.hardware == family.hardware))
-    most = max(place.nodes for place in places)
+    most = max(point.nodes for point in points)
     return Look(
         fabrics=fabrics,
         variants=known,
         subject=family.label,
-        caveat=caveat(family, places, constructed),
+        caveat=caveat(family, points, constructed),
         log_nodes=most > 40,
         strong=table.strong,
     )
 
 
-def middle_batch(places: Sequence[Place]) -> int:
-    batches = sorted({place.group for place in places})
+def middle_batch(points: Sequence[MergedPoint]) -> int:
+    batches = sorted({point.group for point in points})
     return batches[(len(batches) - 1) // 2]
 
 
@@ -423,9 +287,9 @@ def charts_for(
 ) -> dict[str, Any]:
     """Every chart that has something to show for one family, with its rows inside."""
     look = look_for(table, family, constructed)
-    places = table.of(family)
+    points = table.of(family)
     rows = rows_for(table, family, limits)
-    batch = middle_batch(places)
+    batch = middle_batch(points)
     out = {}
     for name, make in CHARTS.items():
         shown = [line for line in rows if wanted(name, line, family.variant)]
@@ -457,24 +321,7 @@ def rows_for(table: Table, family: Family, limits: dict[str, str] | None = None)
     """Rows of the family and of the others on the same hardware, which the comparison of variants needs."""
     limits = limits or {}
     return [
-        row(place, limits.get(place.trials[0].id, ""))
-        for place in table.places
-        if place.family.hardware == family.hardware
+        row(point, limits.get(point.trials[0].id, ""))
+        for point in table.points
+        if point.family.hardware == family.hardware
     ]
-
-
-def save(charts: dict[str, Any], folder: Path, formats: Sequence[str], prefix: str = "") -> list[Path]:
-    import vl_convert
-
-    folder.mkdir(parents=True, exist_ok=True)
-    written = []
-    for name, chart in charts.items():
-        spec = chart.to_dict()
-        for kind in formats:
-            path = folder / f"{prefix}{name}.{kind}"
-            if kind == "png":
-                path.write_bytes(vl_convert.vegalite_to_png(spec, scale=2, config=style()))
-            else:
-                path.write_text(vl_convert.vegalite_to_svg(spec, config=style()))
-            written.append(path)
-    return written

@@ -5,7 +5,6 @@ A curve is one run on one fabric, so curves never mix kinds of devices; emulated
 
 from __future__ import annotations
 
-import html
 from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any
@@ -13,10 +12,14 @@ from typing import Any
 import altair as alt
 
 from bench import words
-from bench.report import plots
-from bench.results.points import MODEL_NAMES, Place
+from bench.charts import colour_scale, style
+from bench.report.page import asset, environment
+from bench.report.plots import HEADER
+from bench.results.points import MODEL_NAMES, MergedPoint
 from bench.results.runs import Run
 from cluster.core.errors import UserError
+
+HEAD = "Side by side: images/s, and in brackets the share of the ideal, which is as many times the rate of one GPU"
 
 
 @dataclass(frozen=True)
@@ -31,14 +34,14 @@ class Cell:
     efficiency: float | None
 
 
-def curve_name(run: Run, place: Place, engines: int) -> str:
+def curve_name(run: Run, point: MergedPoint, engines: int) -> str:
     env = str(run.provenance.get("env") or "")
     name = f"{env}/{run.name}" if env and env != run.name else run.name
-    parts = [name, words.fabric(place.fabric)]
+    parts = [name, words.fabric(point)]
     if engines > 1:
-        parts.append(place.family.variant)
-    if place.family.kind != "cuda":
-        parts.append(f"{place.family.kind} {place.family.device_name}" if place.family.kind == "emulated" else "CPU")
+        parts.append(point.family.variant)
+    if point.family.kind != "cuda":
+        parts.append(f"{point.family.kind} {point.family.device_name}" if point.family.kind == "emulated" else "CPU")
     if run.provenance.get("constructed"):
         parts.append("(constructed example)")
     return " ".join(parts)
@@ -47,20 +50,20 @@ def curve_name(run: Run, place: Place, engines: int) -> str:
 def cells(runs: list[Run]) -> list[Cell]:
     found: list[Cell] = []
     for run in runs:
-        places = run.table().places
-        engines = len({place.family.variant for place in places})
+        points = run.table().points
+        engines = len({point.family.variant for point in points})
         single: dict[tuple[str, str, int], float] = {}
-        named = [(curve_name(run, place, engines), place) for place in places]
-        for curve, place in named:
-            if place.gpus == 1:
-                single[(curve, place.family.model, place.batch)] = place.ips.median
-        for curve, place in named:
+        named = [(curve_name(run, point, engines), point) for point in points]
+        for curve, point in named:
+            if point.gpus == 1:
+                single[(curve, point.family.model, point.batch)] = point.ips.median
+        for curve, point in named:
             # One GPU needs no network, so any fabric's one-GPU point of the run will do.
-            key = (curve, place.family.model, place.batch)
+            key = (curve, point.family.model, point.batch)
             base = single.get(key) or next((rate for other, rate in single.items() if other[1:] == key[1:]), None)
-            share = place.ips.median / (place.gpus * base) if base else None
-            ips = place.ips
-            found.append(Cell(curve, place.family.model, place.batch, place.gpus, ips.median, ips.low, ips.high, share))
+            share = point.ips.median / (point.gpus * base) if base else None
+            ips = point.ips
+            found.append(Cell(curve, point.family.model, point.batch, point.gpus, ips.median, ips.low, ips.high, share))
     if not found:
         raise UserError("RUN: none of these runs holds a measured point; name runs with results")
     names = [(cell.curve, cell.model, cell.batch, cell.gpus) for cell in found]
@@ -87,12 +90,12 @@ def charts(found: list[Cell], model: str) -> dict[str, Any]:
     curves = sorted({row["environment"] for row in rows})
     colour = alt.Color(
         "environment:N",
-        scale=plots.fabric_scale(curves),
+        scale=colour_scale(curves),
         legend=alt.Legend(title=None, orient="bottom", columns=2, labelLimit=0),
     )
     x = alt.X("gpus:Q", title="GPUs", axis=alt.Axis(format="d", tickMinStep=1, grid=False), scale=alt.Scale(zero=False))
     batches = sorted({row["batch"] for row in rows}, key=lambda text: int(text.split()[1]))
-    facet = alt.Facet("batch:N", title=None, sort=batches, header=plots.HEADER)
+    facet = alt.Facet("batch:N", title=None, sort=batches, header=HEADER)
     out = {}
     for name, field, title in (
         ("throughput", "images_s", "images/s"),
@@ -106,8 +109,8 @@ def charts(found: list[Cell], model: str) -> dict[str, Any]:
     return out
 
 
-def tables(found: list[Cell]) -> list[tuple[str, list[str], list[list[str]]]]:
-    """Per model and batch: title, head, rows."""
+def tables(found: list[Cell]) -> list[dict[str, Any]]:
+    """One per model and batch."""
     groups: dict[tuple[str, int], list[Cell]] = defaultdict(list)
     for cell in found:
         groups[(cell.model, cell.batch)].append(cell)
@@ -121,7 +124,8 @@ def tables(found: list[Cell]) -> list[tuple[str, list[str], list[list[str]]]]:
             for curve in curves:
                 row.append(written(known.get((curve, gpus))))
             rows.append(row)
-        out.append((f"{MODEL_NAMES.get(model, model)}, batch {batch} per GPU", ["GPUs", *curves], rows))
+        title = f"{MODEL_NAMES.get(model, model)}, batch {batch} per GPU"
+        out.append({"title": title, "head": ["GPUs", *curves], "rows": rows})
     return out
 
 
@@ -132,47 +136,22 @@ def written(cell: Cell | None) -> str:
     return f"{words.significant(cell.images_s)}{share}"
 
 
-STYLE = "figure svg { max-width: 100%; height: auto; background: #fff; }"
-HEAD = "Side by side: images/s, and in brackets the share of what as many single GPUs would reach"
-
-
 def markdown(runs: list[Run]) -> str:
-    from bench.report.page import markdown as plain
-
-    lines = [f"# {HEAD}", ""]
-    for title, head, rows in tables(cells(runs)):
-        lines += [f"## {plain(title)}", "", "| " + " | ".join(map(plain, head)) + " |", "|---:" * len(head) + "|"]
-        lines += ["| " + " | ".join(row) + " |" for row in rows] + [""]
-    return "\n".join(lines)
+    return environment().get_template("side_by_side.md.j2").render(head=HEAD, tables=tables(cells(runs)))
 
 
 def page(runs: list[Run]) -> str:
     """One page without scripts: the plots are drawn here."""
     import vl_convert
 
-    from bench.report.page import asset
-
     found = cells(runs)
-    parts = []
-    for model in sorted({cell.model for cell in found}):
-        for name, chart in charts(found, model).items():
-            svg = vl_convert.vegalite_to_svg(chart.to_dict(validate=False), config=plots.style())
-            title = html.escape(f"{MODEL_NAMES.get(model, model)}: {name}")
-            parts.append(
-                f'<figure class="wide" role="img" aria-label="{title}"><figcaption>{title}</figcaption>{svg}</figure>'
-            )
-    for title, head, rows in tables(found):
-        top = "".join(f"<th>{html.escape(word)}</th>" for word in head)
-        body = "".join("<tr>" + "".join(f"<td>{html.escape(word)}</td>" for word in row) + "</tr>" for row in rows)
-        parts.append(
-            f'<h2>{html.escape(title)}</h2><div class="scroll"><table><thead><tr>{top}</tr></thead>'
-            f"<tbody>{body}</tbody></table></div>"
-        )
-    policy = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="data:,">'
-        f"<title>Side by side</title><style>{asset('report.css')}\n{STYLE}</style></head>"
-        f"<body><main><h1>{html.escape(HEAD)}</h1>{''.join(parts)}</main></body></html>\n"
-    )
+    figures = [
+        {
+            "title": f"{MODEL_NAMES.get(model, model)}: {name}",
+            "svg": vl_convert.vegalite_to_svg(chart.to_dict(validate=False), config=style()),
+        }
+        for model in sorted({cell.model for cell in found})
+        for name, chart in charts(found, model).items()
+    ]
+    template = environment().get_template("side_by_side.html.j2")
+    return template.render(head=HEAD, css=asset("report.css"), figures=figures, tables=tables(found))

@@ -73,11 +73,12 @@ class Family:
 
 
 @dataclass
-class Place:
+class MergedPoint:
     """One point: all repeats of one set of conditions, merged."""
 
     family: Family
     fabric: str
+    transport: str
     rate_gbps: float
     nodes: int
     batch: int
@@ -93,6 +94,11 @@ class Place:
     # What stays the same along a curve: images per GPU, or in all where the plan scales strongly.
     group: int = 0
     ideal: float | None = None
+
+    @property
+    def link(self) -> tuple[str, str]:
+        """What a curve belongs to: a fabric that changed its transport is another link."""
+        return (self.fabric, self.transport)
 
     @property
     def gpus(self) -> int:
@@ -130,7 +136,7 @@ class Place:
 class Table:
     """Everything a report draws."""
 
-    places: list[Place]
+    points: list[MergedPoint]
     failed: list[Trial]
     notes: list[str] = field(default_factory=list)
     strong: bool = False
@@ -139,12 +145,12 @@ class Table:
     def families(self) -> list[Family]:
         """Most points first: the first is the headline."""
         counts: dict[Family, int] = defaultdict(int)
-        for place in self.places:
-            counts[place.family] += 1
+        for point in self.points:
+            counts[point.family] += 1
         return sorted(counts, key=lambda family: (-counts[family], not family.engine.startswith("horovod"), family))
 
-    def of(self, family: Family) -> list[Place]:
-        return [place for place in self.places if place.family == family]
+    def of(self, family: Family) -> list[MergedPoint]:
+        return [point for point in self.points if point.family == family]
 
 
 def middle(values: Iterable[float | None]) -> float | None:
@@ -191,7 +197,7 @@ def family_of(trial: Trial, gpu: str = "") -> Family:
 
 
 def tabulate(trials: list[Trial], strong: bool = False, gpu: str = "") -> Table:
-    groups: dict[tuple[Family, str, float, int, int], list[Trial]] = defaultdict(list)
+    groups: dict[tuple[Family, str, str, float, int, int], list[Trial]] = defaultdict(list)
     unmeasured = 0
     for trial in trials:
         if trial.status != "ok":
@@ -199,17 +205,19 @@ def tabulate(trials: list[Trial], strong: bool = False, gpu: str = "") -> Table:
         if trial.step_ms is None or trial.images_per_second is None or trial.step_ms.median <= 0:
             unmeasured += 1
             continue
-        point = trial.point
-        groups[(family_of(trial, gpu), point.fabric, point.rate_gbps, point.nodes, point.batch)].append(trial)
-    places = []
-    for (family, fabric, rate, nodes, batch), members in groups.items():
+        at = trial.point
+        key = (family_of(trial, gpu), at.fabric, at.transport, at.rate_gbps, at.nodes, at.batch)
+        groups[key].append(trial)
+    points = []
+    for (family, fabric, transport, rate, nodes, batch), members in groups.items():
         ips, step = merge(t.images_per_second for t in members), merge(t.step_ms for t in members)
         if ips is None or step is None:
             continue
-        places.append(
-            Place(
+        points.append(
+            MergedPoint(
                 family=family,
                 fabric=fabric,
+                transport=transport,
                 rate_gbps=rate,
                 nodes=nodes,
                 batch=batch,
@@ -222,8 +230,8 @@ def tabulate(trials: list[Trial], strong: bool = False, gpu: str = "") -> Table:
                 group=batch * nodes * family.gpus_per_node if strong else batch,
             )
         )
-    places.sort(key=lambda place: (place.family, place.rate_gbps, place.fabric, place.group, place.nodes))
-    table = Table(places=places, failed=[trial for trial in trials if trial.status == "failed"], strong=strong)
+    points.sort(key=lambda point: (point.family, point.rate_gbps, point.link, point.group, point.nodes))
+    table = Table(points=points, failed=[trial for trial in trials if trial.status == "failed"], strong=strong)
     if unmeasured:
         table.notes.append(f"{unmeasured} trials say ok but carry no step time; they are left out")
     add_efficiency(table)
@@ -232,42 +240,42 @@ def tabulate(trials: list[Trial], strong: bool = False, gpu: str = "") -> Table:
 
 def add_efficiency(table: Table) -> None:
     """Efficiency against one node of the same family and batch; one node uses no fabric, so any fabric's will do."""
-    ones: dict[tuple[Family, int], list[Place]] = defaultdict(list)
-    one_gpu: dict[tuple[str, ...], Place] = {}
-    for place in table.places:
-        if place.nodes == 1:
-            ones[(place.family, place.group)].append(place)
-            if place.gpus == 1:
-                one_gpu[gpu_key(place)] = place
+    ones: dict[tuple[Family, int], list[MergedPoint]] = defaultdict(list)
+    one_gpu: dict[tuple[str, ...], MergedPoint] = {}
+    for point in table.points:
+        if point.nodes == 1:
+            ones[(point.family, point.group)].append(point)
+            if point.gpus == 1:
+                one_gpu[gpu_key(point)] = point
     estimated: set[str] = set()
-    for place in table.places:
-        candidates = ones.get((place.family, place.group), [])
-        own = [one for one in candidates if one.fabric == place.fabric and one.rate_gbps == place.rate_gbps]
+    for point in table.points:
+        candidates = ones.get((point.family, point.group), [])
+        own = [one for one in candidates if one.link == point.link and one.rate_gbps == point.rate_gbps]
         base = merge(one.ips for one in own or candidates)
-        if base is None and place.breakdown is not None and place.breakdown.compute > 0:
-            rate = place.family.gpus_per_node * place.batch / place.breakdown.compute * 1000
+        if base is None and point.breakdown is not None and point.breakdown.compute > 0:
+            rate = point.family.gpus_per_node * point.batch / point.breakdown.compute * 1000
             base = Interval(median=rate, low=rate, high=rate)
-            place.base = "the compute time alone (no one-node point)"
-            estimated.add(f"{place.family.label}, batch {place.batch}")
+            point.base = "the compute time alone (no one-node point)"
+            estimated.add(f"{point.family.label}, batch {point.batch}")
         if base is None or min(base.low, base.median) <= 0:
-            place.base = "nothing: no one-node point"
+            point.base = "nothing: no one-node point"
             continue
-        place.ideal = place.nodes * base.median
-        place.efficiency = Interval(
-            median=place.ips.median / place.ideal,
-            low=place.ips.low / (place.nodes * base.high),
-            high=place.ips.high / (place.nodes * base.low),
+        point.ideal = point.nodes * base.median
+        point.efficiency = Interval(
+            median=point.ips.median / point.ideal,
+            low=point.ips.low / (point.nodes * base.high),
+            high=point.ips.high / (point.nodes * base.low),
         )
-        if place.nodes == 1 and own:
+        if point.nodes == 1 and own:
             # A point compared with itself is 1 by definition; its own spread would only repeat the throughput's.
-            place.efficiency = Interval(median=1.0, low=1.0, high=1.0)
-        single = one_gpu.get(gpu_key(place))
+            point.efficiency = Interval(median=1.0, low=1.0, high=1.0)
+        single = one_gpu.get(gpu_key(point))
         if single is not None:
-            place.efficiency_gpu = place.ips.median / (place.gpus * single.ips.median)
+            point.efficiency_gpu = point.ips.median / (point.gpus * single.ips.median)
     for text in sorted(estimated)[:5]:
         table.notes.append(f"no one-node point for {text}: its efficiency is measured against compute time alone")
 
 
-def gpu_key(place: Place) -> tuple[str, ...]:
-    family = place.family
-    return (family.model, family.device, family.engine, family.compression, family.data, family.kind, str(place.batch))
+def gpu_key(point: MergedPoint) -> tuple[str, ...]:
+    family = point.family
+    return (family.model, family.device, family.engine, family.compression, family.data, family.kind, str(point.batch))

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from bench.results import store
 from bench.results.points import Table, tabulate
 from bench.results.store import TRIALS, read_trials
-from bench.results.trial import Trial
+from bench.results.trial import TransportName, Trial
 from cluster.core.errors import UserError
 
 TRIAL_ID = re.compile(r"[0-9a-f]{6,12}")
@@ -41,6 +42,21 @@ class Run:
         described = [node for node in nodes.values() if isinstance(node, dict)] if isinstance(nodes, dict) else []
         found = {str(node.get("gpu_model") or "none") for node in described} - {"none"}
         return found.pop()[:40].upper() if len(found) == 1 else ""
+
+    def transport(self, fabric: str) -> str | None:
+        """How a fabric carried bytes, as the provenance says."""
+        fabrics = self.provenance.get("fabrics")
+        described = fabrics.get(fabric) if isinstance(fabrics, dict) else None
+        found = described.get("transport") if isinstance(described, dict) else None
+        return found if found in get_args(TransportName) else None
+
+    def add_transports(self) -> None:
+        """Points of schema 1 have no transport: take the provenance's. Without one they keep the default, tcp."""
+        for number, trial in enumerate(self.trials):
+            found = self.transport(trial.point.fabric)
+            if found and "transport" not in trial.point.model_fields_set:
+                point = trial.point.model_copy(update={"transport": found})
+                self.trials[number] = trial.model_copy(update={"point": point})
 
     @property
     def failed(self) -> list[Trial]:
@@ -85,11 +101,18 @@ def load(text: str | Path, results: Path | None = None, field: str = "RUN") -> R
     if file.name == TRIALS:
         for part in ("plan", "provenance", "capacities"):
             setattr(run, part, read_object(folder / f"{part}.json", run.problems, needed=part != "capacities"))
+        run.add_transports()
     if not trials:
         run.problems.append(
             f"{TRIALS} holds no readable trial: nothing was measured yet, or it is another program's file"
         )
     return run
+
+
+def print_problems(run: Run) -> None:
+    """For commands whose output has no place for them."""
+    for text in run.problems:
+        print(f"bench: {run.name}: {text}", file=sys.stderr)
 
 
 def read_object(path: Path, problems: list[str], needed: bool) -> dict[str, Any]:

@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from bench.catalogue import models
-from bench.columns import columns
-from bench.predict.command import counts, single_step
-from bench.predict.step import ENGINES, Prediction, Setup, predict
-from bench.sizing import prices
-from bench.sizing.components import positive
+from bench.parse import TRANSPORTS, counts, number, numbers, share, transport
+from bench.predict.inputs import ENGINES, Setup, single_step
+from bench.predict.step import Prediction, predict
+from bench.sizing.components import gpu_price
+from cluster.core import prices
 from cluster.core.errors import UserError
+from cluster.core.tables import columns
 
 SHOWN = 5
 
@@ -61,11 +62,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch", default=None, help="batches to consider (default 32,64,128)")
     parser.add_argument("--gpus-per-node", default="1,2,4,8", help="to consider (default 1,2,4,8)")
     parser.add_argument("--rate-gbps", help="to consider (default: every rate that has a price)")
-    parser.add_argument("--transport", default="tcp,rdma", help="to consider (default tcp,rdma)")
+    parser.add_argument(
+        "--transport", help=f"to consider: a list of {', '.join(TRANSPORTS)} (default: those with prices)"
+    )
     parser.add_argument("--engine", choices=ENGINES, default="horovod")
     parser.add_argument("--sure", action="store_true", help="reach the target at the low end of the 80%% interval too")
     parser.add_argument("--gpu-price", help="USD per GPU hour")
-    parser.add_argument("--node-price", default=str(prices.NODE_HOUR), help="USD per node hour without GPUs")
+    parser.add_argument("--node-price", help="USD per node hour without GPUs (default: `cluster prices`)")
     parser.add_argument(
         "--port-price",
         action="append",
@@ -76,9 +79,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    target = positive(args.target_efficiency, "--target-efficiency")
-    if target > 1:
-        raise UserError(f"--target-efficiency: {target:g} must be at most 1")
+    target = share(args.target_efficiency, "--target-efficiency")
     if args.gpus < 1:
         raise UserError(f"--gpus: {args.gpus} must be at least 1")
     if args.single_rate is not None and args.batch is None:
@@ -87,8 +88,8 @@ def run(args: argparse.Namespace) -> int:
     if args.single_rate is not None and len(batches) > 1:
         raise UserError("--batch: --single-rate holds for one batch, give that one or a --gpu profile")
     ports = _ports(args)
-    gpu_hour = positive(args.gpu_price, "--gpu-price") if args.gpu_price else prices.gpu_hour(args.gpu)
-    node_hour = positive(args.node_price, "--node-price")
+    gpu_hour = gpu_price(args.gpu_price, args.gpu)
+    node_hour = number(args.node_price, "--node-price") if args.node_price else prices.node_per_hour()
     setups = []
     for per_node in counts(args.gpus_per_node, "--gpus-per-node"):
         if args.gpus % per_node:
@@ -96,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
         for batch in batches:
             step, _, _ = single_step(args.model, batch, args.gpu, args.precision, args.single_rate)
             # One node needs no network: any of them is the same design.
-            for transport, rate in ports if args.gpus > per_node else [next(iter(ports))]:
+            for via, rate in ports if args.gpus > per_node else [next(iter(ports))]:
                 setups.append(
                     Setup(
                         model=args.model,
@@ -105,7 +106,7 @@ def run(args: argparse.Namespace) -> int:
                         gpus=args.gpus,
                         gpus_per_node=per_node,
                         rate_gbps=rate,
-                        transport=transport,
+                        transport=via,
                         engine=args.engine,
                         gpu=args.gpu,
                     )
@@ -121,20 +122,21 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _ports(args: argparse.Namespace) -> dict[tuple[str, float], float]:
-    known = dict(prices.PORT_HOUR)
+    known = prices.port_per_hour()
     for text in args.port_price:
         name, equals, price = text.partition("=")
-        transport, colon, rate = name.partition(":")
+        via, colon, rate = name.partition(":")
         if not equals or not colon:
             raise UserError(f"--port-price: {text!r} is not TRANSPORT:GBPS=USD, write for example tcp:25=0.1")
-        known[transport, positive(rate, "--port-price")] = positive(price, "--port-price")
-    wanted = args.transport.split(",")
-    for transport in wanted:
-        if transport not in {name for name, _ in known}:
-            raise UserError(f"--transport: {transport!r} is not known, use tcp, rdma or tcp,rdma")
+        known[transport(via, "--port-price"), number(rate, "--port-price")] = number(price, "--port-price")
+    wanted = [transport(word) for word in args.transport.split(",")] if args.transport else list(TRANSPORTS)
+    priced = {via for via, _ in known}
+    for via in wanted:
+        if args.transport and via not in priced:
+            raise UserError(f"--transport: {via} has no price, add --port-price {via}:GBPS=USD")
     found = {key: price for key, price in known.items() if key[0] in wanted}
     if args.rate_gbps:
-        rates = [positive(word, "--rate-gbps") for word in args.rate_gbps.split(",")]
+        rates = numbers(args.rate_gbps, "--rate-gbps")
         for rate in rates:
             if rate not in {known_rate for _, known_rate in found}:
                 raise UserError(f"--rate-gbps: {rate:g} has no price, add --port-price {wanted[0]}:{rate:g}=USD")
@@ -158,14 +160,14 @@ def _print(
             "prices": {
                 "gpu_hour": gpu_hour,
                 "node_hour": node_hour,
-                "port_hour": {f"{transport}:{rate:g}": price for (transport, rate), price in ports.items()},
+                "port_hour": {f"{via}:{rate:g}": price for (via, rate), price in ports.items()},
             },
             "best": _as_json(shown[0]),
             "options": [_as_json(option) for option in shown],
         }
         print(json.dumps(answer, indent=2))
         return
-    listed = ", ".join(f"{transport} {rate:g} Gbit/s {price:g}" for (transport, rate), price in ports.items())
+    listed = ", ".join(f"{via} {rate:g} Gbit/s {price:g}" for (via, rate), price in ports.items())
     print(f"USD per hour: GPU {gpu_hour:g}, node {node_hour:g}, port: {listed}")
     print("cost = GPUs x GPU + nodes x (node + port)")
     count = len(enough)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import math
 from dataclasses import asdict, dataclass, fields, replace
 
+from bench.catalogue import gpu_rates
+from bench.parse import number
+from cluster.core import prices
 from cluster.core.errors import UserError
 
 
@@ -42,15 +44,10 @@ def from_arguments(overrides: list[str]) -> Speeds:
         name = name.strip().replace("-", "_")
         if name not in known:
             raise UserError(f"--speed: {name!r} is not known, use one of {', '.join(known)}")
-        speeds = replace(speeds, **{name: positive(value, f"--speed {name}")})
+        speeds = replace(speeds, **{name: number(value, f"--speed {name}")})
     return speeds
 
 
-def positive(text: str, flag: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        raise UserError(f"{flag}: {text!r} is not a number") from None
-    if not math.isfinite(value) or value <= 0:
-        raise UserError(f"{flag}: {text} must be a number above 0")
-    return value
+def gpu_price(given: str | None, gpu: str | None) -> float:
+    """USD per GPU hour. A GPU that only its measured rate is known of costs as much as a V100."""
+    return number(given, "--gpu-price") if given else prices.gpu_per_hour(gpu_rates.get(gpu or "v100").name)

@@ -11,11 +11,11 @@ import json
 import math
 from dataclasses import asdict, dataclass
 
-from bench.columns import columns, percent
-from bench.predict.command import counts
+from bench.parse import counts
 from bench.sizing import components
 from bench.sizing.components import Speeds
 from cluster.core.errors import UserError
+from cluster.core.tables import columns
 
 # Storage -> (the drive, whether reads are random unless told otherwise, whether a network is in between).
 STORAGE = {
@@ -168,7 +168,7 @@ def run(args: argparse.Namespace) -> int:
         print(
             columns(
                 ("gpus", "GPU use", "limited by"),
-                [(str(found.gpus), percent(found.gpu_use), found.bottleneck) for found in flows],
+                [(str(found.gpus), f"{found.gpu_use:.1%}", found.bottleneck) for found in flows],
             )
         )
     return 0

@@ -7,13 +7,13 @@ import json
 from dataclasses import asdict, dataclass
 
 from bench.catalogue import models
-from bench.columns import columns
-from bench.predict.command import counts, single_step
-from bench.predict.step import ENGINES, TRANSPORTS, Setup, predict
-from bench.sizing import prices
-from bench.sizing.components import positive
+from bench.parse import TRANSPORTS, counts, number, transport
+from bench.predict.inputs import ENGINES, Setup, single_step
+from bench.predict.step import predict
+from bench.sizing.components import gpu_price
 from bench.sizing.transfer import readable
 from cluster.core.errors import UserError
+from cluster.core.tables import columns
 
 # ImageNet: 138 GB of JPEG for 1.28 million images.
 IMAGE_KB = 108.0
@@ -57,18 +57,19 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--gpus", default="1", help="GPUs, or a list; one GPU is always shown")
     parser.add_argument("--gpus-per-node", type=int, default=4)
     parser.add_argument("--rate-gbps", default="10")
-    parser.add_argument("--transport", choices=TRANSPORTS, default="tcp")
+    parser.add_argument("--transport", default="tcp", help=f"{', '.join(TRANSPORTS)} (default tcp)")
     parser.add_argument("--engine", choices=ENGINES, default="horovod")
     parser.add_argument("--epochs", default="90", help="passes over the data (default 90)")
     parser.add_argument("--gpu-price", help="USD per GPU hour (default: a round list price)")
 
 
 def run(args: argparse.Namespace) -> int:
-    size = positive(args.dataset_tb, "--dataset-tb")
-    kilobytes = positive(args.image_kb, "--image-kb")
-    epochs = positive(args.epochs, "--epochs")
-    rate = positive(args.rate_gbps, "--rate-gbps")
-    gpu_hour = positive(args.gpu_price, "--gpu-price") if args.gpu_price else prices.gpu_hour(args.gpu)
+    size = number(args.dataset_tb, "--dataset-tb")
+    kilobytes = number(args.image_kb, "--image-kb")
+    epochs = number(args.epochs, "--epochs")
+    rate = number(args.rate_gbps, "--rate-gbps")
+    gpu_hour = gpu_price(args.gpu_price, args.gpu)
+    via = transport(args.transport)
     if args.gpus_per_node < 1:
         raise UserError(f"--gpus-per-node: {args.gpus_per_node} must be at least 1")
     step, source, doubt = single_step(args.model, args.batch, args.gpu, args.precision, args.single_rate)
@@ -82,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
             gpus=gpus,
             gpus_per_node=args.gpus_per_node,
             rate_gbps=rate,
-            transport=args.transport,
+            transport=via,
             engine=args.engine,
             gpu=args.gpu,
             compute_doubt=doubt,

@@ -6,11 +6,10 @@ import argparse
 import json
 from dataclasses import asdict, dataclass
 
-from bench.columns import columns
-from bench.predict.command import numbers
+from bench.parse import number, numbers, share
 from bench.sizing import components
-from bench.sizing.components import Speeds, positive
-from cluster.core.errors import UserError
+from bench.sizing.components import Speeds
+from cluster.core.tables import columns
 
 # Of a network's rate, what a copy of many files gets after protocols and per-file costs.
 NETWORK_EFFICIENCY = 0.7
@@ -42,7 +41,7 @@ def transfers(
         *((f"{rate:g} GbE", rate / 8, efficiency) for rate in networks_gbps),
         ("NIC", speeds.nic, efficiency),
     ]
-    return [Transfer(name, speed, share, 1000 * terabytes / (speed * share)) for name, speed, share in parts]
+    return [Transfer(name, speed, part, 1000 * terabytes / (speed * part)) for name, speed, part in parts]
 
 
 def readable(seconds: float) -> str:
@@ -70,15 +69,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     speeds = components.from_arguments(args.speed)
-    size = positive(args.dataset_tb, "--dataset-tb")
-    share = positive(args.efficiency, "--efficiency")
-    if share > 1:
-        raise UserError(f"--efficiency: {share:g} must be at most 1")
+    size = number(args.dataset_tb, "--dataset-tb")
+    efficiency = share(args.efficiency, "--efficiency")
     networks = tuple(numbers(args.rate_gbps, "--rate-gbps")) if args.rate_gbps else NETWORKS_GBPS
-    found = transfers(size, speeds, networks, share)
+    found = transfers(size, speeds, networks, efficiency)
     if args.json:
         rows = [{**asdict(one), "readable": one.readable} for one in found]
-        print(json.dumps({"dataset_tb": size, "efficiency": share, "transfers": rows}, indent=2))
+        print(json.dumps({"dataset_tb": size, "efficiency": efficiency, "transfers": rows}, indent=2))
         return 0
     print(f"{size:g} TB; time = size / (GB/s x efficiency)\n")
     cells = [

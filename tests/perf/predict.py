@@ -7,7 +7,8 @@ import sys
 import time
 
 from bench.catalogue import models
-from bench.predict.step import Setup, predict
+from bench.predict.inputs import Setup
+from bench.predict.step import predict
 
 # Seconds: one prediction for the largest cluster, and a table of a thousand configurations of every network.
 ONE_LIMIT, TABLE_LIMIT = 0.5, 10.0
@@ -21,7 +22,7 @@ def main() -> int:
     predict(Setup(slowest, 64, 250.0, 2048, 8, 10.0))
     one = time.perf_counter() - started
     started = time.perf_counter()
-    cases = itertools.product(models.NAMES, RATES, SIZES, ("tcp", "rdma"))
+    cases = itertools.product(models.NAMES, RATES, SIZES, ("tcp", "verbs"))
     table = [predict(Setup(model, 64, 250.0, gpus, 8, rate, via)) for model, rate, gpus, via in cases]
     each = (time.perf_counter() - started) / len(table)
     print(f"2048 GPUs, {slowest}: {one:.3f} s (limit {ONE_LIMIT})")

@@ -99,3 +99,16 @@ def test_runs_without_a_common_point_exit_2(capsys) -> None:
 def test_bad_tolerance_exits_2(text: str, capsys) -> None:
     assert main(["compare", str(RUNS / "straggler"), str(RUNS / "straggler"), f"--tolerance={text}"]) == 2
     assert "--tolerance" in capsys.readouterr().err
+
+
+def test_transport_that_changed_is_noted_and_the_point_still_compares(tmp_path: Path, capsys) -> None:
+    folder = copy("compute-ib", tmp_path, lambda trial: trial["point"].update(transport="tcp"))
+    assert main(["compare", str(RUNS / "compute-ib"), str(folder)]) == 0
+    text = capsys.readouterr().out
+    assert "(transport verbs then tcp)" in text and "4 unchanged" in text
+
+
+def test_table_stays_whole_when_it_is_piped(capsys) -> None:
+    assert main(["compare", str(RUNS / "network-1g"), str(RUNS / "network-1g")]) == 0
+    rows = [line for line in capsys.readouterr().out.splitlines() if ", batch 96" in line]
+    assert len(rows) == 30 and all(row.endswith("noise") for row in rows)

@@ -246,7 +246,7 @@ def test_measured_capacities_reach_explain(tmp_path, capsys):
     assert path["storage"]["source"] == path["decode"]["source"] == "measured"
     capacities = json.loads((run / "capacities.json").read_text())
     assert path["decode"]["images_per_second"] == pytest.approx(
-        capacities["decode"]["value"] * load(run).table().places[-1].nodes, rel=0.01
+        capacities["decode"]["value"] * load(run).table().points[-1].nodes, rel=0.01
     )
 
 

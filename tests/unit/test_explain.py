@@ -122,8 +122,8 @@ def test_failed_trial_is_explained_by_its_error(tmp_path: Path, capsys) -> None:
 
 
 def test_roofline_of_resnet50_on_a_p100() -> None:
-    place = tabulate(runs.load(RUNS / "one-node").trials).places[-1]
-    found = roofline.roofline(place, None)
+    point = tabulate(runs.load(RUNS / "one-node").trials).points[-1]
+    found = roofline.roofline(point, None)
     assert found is not None
     # 219 images/s x 3 passes x 2 x 4.1 GMAC is 5.4 TFLOP/s, about half of a P100.
     assert found.achieved_tflops == pytest.approx(5.4, rel=0.03)
@@ -153,3 +153,12 @@ def test_roofline_is_drawn_and_says_that_it_is_emulated(tmp_path: Path, capsys) 
     assert main(["explain", str(RUNS / "compute-ib"), "--plot", str(picture)]) == 2
     assert "--gpu" in capsys.readouterr().err
     assert main(["explain", str(RUNS / "compute-ib"), "--plot", "roof.pdf"]) == 2
+
+
+def test_line_left_out_is_named_for_a_run_and_for_a_trial(tmp_path: Path, capsys) -> None:
+    folder = copy("straggler", tmp_path)
+    (folder / "trials.jsonl").write_text("nonsense\n" + (folder / "trials.jsonl").read_text())
+    trial = runs.load(folder).trials[-1]
+    for target in (str(folder), f"{folder}/{trial.id}"):
+        assert main(["explain", target]) == 0
+        assert "the first is line 1" in capsys.readouterr().out

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from report_cases import RUNS, copy
 
-from bench import export
 from bench.cli import main
 from bench.results import runs
 from bench.results.trial import Trial
@@ -70,8 +69,22 @@ def test_mlperf_lines_follow_the_mlcommons_format(capsys) -> None:
     assert batches == [64, 128, 256]
 
 
+def crc32c(data: bytes) -> int:
+    """Castagnoli's polynomial, bit by bit."""
+    value = 0xFFFFFFFF
+    for byte in data:
+        value ^= byte
+        for _ in range(8):
+            value = value >> 1 ^ (0x82F63B78 if value & 1 else 0)
+    return value ^ 0xFFFFFFFF
+
+
+def masked(value: int) -> int:
+    return ((value >> 15 | value << 17) + 0xA282EAD8) & 0xFFFFFFFF
+
+
 def test_crc32c_matches_its_published_check_value() -> None:
-    assert export.crc32c(b"123456789") == 0xE3069283
+    assert crc32c(b"123456789") == 0xE3069283
 
 
 def read_events(path: Path) -> list[tuple[int, str, float]]:
@@ -79,9 +92,9 @@ def read_events(path: Path) -> list[tuple[int, str, float]]:
     data, found = path.read_bytes(), []
     while data:
         (length,) = struct.unpack("<Q", data[:8])
-        assert struct.unpack("<I", data[8:12])[0] == export.masked(export.crc32c(data[:8]))
+        assert struct.unpack("<I", data[8:12])[0] == masked(crc32c(data[:8]))
         event, crc = data[12 : 12 + length], data[12 + length : 16 + length]
-        assert struct.unpack("<I", crc)[0] == export.masked(export.crc32c(event))
+        assert struct.unpack("<I", crc)[0] == masked(crc32c(event))
         data = data[16 + length :]
         fields = dict(read_fields(event))
         if 5 in fields:
@@ -142,3 +155,11 @@ def test_tensorboard_needs_a_folder(capsys) -> None:
 def test_unwritable_target_exits_3(tmp_path: Path, capsys) -> None:
     assert main(["export", str(RUNS / "straggler"), "--out", str(tmp_path / "no" / "where.csv")]) == 3
     assert "cannot write" in capsys.readouterr().err
+
+
+def test_csv_stays_clean_and_the_line_left_out_is_named(tmp_path: Path, capsys) -> None:
+    folder = copy("straggler", tmp_path)
+    (folder / "trials.jsonl").write_text("nonsense\n" + (folder / "trials.jsonl").read_text())
+    assert main(["export", str(folder)]) == 0
+    out, err = capsys.readouterr()
+    assert out.startswith("schema_version,") and "line 1" in err

@@ -137,3 +137,13 @@ def test_nonsense_exits_2_with_one_line(words: str, told: str, capsys: pytest.Ca
     error = capsys.readouterr().err
     assert told in error
     assert error.count("\n") == 1
+
+
+def test_plan_takes_one_vocabulary_of_transports(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["cluster", "--target-efficiency", "0.5", "--gpu", "v100", "--gpus-per-node", "4"]
+    assert {key.split(":")[0] for key in answer(capsys, *words)["prices"]["port_hour"]} == {"tcp", "verbs"}
+    assert answer(capsys, *words, "--transport", "rdma")["best"]["transport"] == "verbs"
+    got = answer(capsys, *words, "--transport", "efa", "--port-price", "efa:100=0.5")
+    assert got["best"]["transport"] == "efa"
+    assert main(["plan", *words, "--transport", "efa"]) == 2
+    assert "--port-price efa:GBPS=USD" in capsys.readouterr().err

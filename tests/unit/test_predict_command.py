@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
+from bench import parse
 from bench.cli import main
 from bench.predict import validate
-from bench.predict.calibrate import calibrate, transport_of
-from bench.predict.step import DEFAULTS, Parameters, Setup, step_ms
-from bench.results.trial import Emulation, Interval, Point, Trial
+from bench.predict.calibrate import calibrate
+from bench.predict.inputs import DEFAULTS, Parameters, Setup
+from bench.predict.step import step_ms
+from bench.results.trial import Emulation, Interval, Point, TransportName, Trial
 from cluster.core.errors import UserError
 
 HKBU = ["--model", "resnet50", "--batch", "64", "--single-rate", "253.1", "--gpus-per-node", "4", "--rate-gbps", "10"]
@@ -142,19 +144,25 @@ def test_a_table_of_ones_own_is_validated_alike(tmp_path: Path, capsys: pytest.C
 
 
 # A cluster that is not the default one: less of the link, twice the spread, slower collectives.
-TRUTH = replace(DEFAULTS, jitter=0.04, ring_hop_ms=0.03, tree_hop_ms=0.3, goodput=(("tcp", 0.7), ("rdma", 0.96)))
+TRUTH = replace(DEFAULTS, jitter=0.04, ring_hop_ms=0.03, tree_hop_ms=0.3, goodput=(("tcp", 0.7), ("verbs", 0.96)))
 
 
 def write_run(
-    folder: Path, nodes: tuple[int, ...], truth: Parameters = TRUTH, fabrics: tuple[float, ...] = (1.0, 10.0)
+    folder: Path,
+    nodes: tuple[int, ...],
+    truth: Parameters = TRUTH,
+    fabrics: tuple[float, ...] = (1.0, 10.0),
+    name: str | None = None,
+    transport: TransportName = "tcp",
 ) -> Path:
     lines = []
     for rate in fabrics:
         for count in nodes:
-            setup = Setup("resnet50", 64, 250.0, count, 1, rate, link="native", gpu="v100")
+            setup = Setup("resnet50", 64, 250.0, count, 1, rate, transport, link="native", gpu="v100")
             step = step_ms(setup, truth)
             point = Point(
-                fabric=f"{rate:g}g",
+                fabric=name or f"{rate:g}g",
+                transport=transport,
                 rate_gbps=rate,
                 nodes=count,
                 gpus_per_node=1,
@@ -244,11 +252,60 @@ def test_a_calibrated_tcp_fabric_does_not_reach_100g_either(tmp_path: Path) -> N
     assert step_ms(found.setup(series, 8, 100.0), parameters) == step_ms(found.setup(series, 8, 400.0), parameters)
 
 
-def test_fabric_names_tell_the_transport() -> None:
-    assert [transport_of(name) for name in ("1g", "10g", "ib100", "infiniband", "eth-rdma")] == [
-        "tcp",
-        "tcp",
-        "rdma",
-        "rdma",
-        "rdma",
+@pytest.mark.parametrize(("name", "transport"), [("ib", "tcp"), ("infiniband", "tcp"), ("net", "verbs"), ("a", "efa")])
+def test_the_point_and_not_the_fabrics_name_tells_the_transport(
+    name: str, transport: TransportName, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = write_run(tmp_path, (1, 2, 4), DEFAULTS, (100.0,), name, transport)
+    found = calibrate(run)
+    assert {found.setup(series, 8).transport for series in found.single_step_ms} == {transport}
+    share = next(iter(found.fits["horovod-mpi"].link_share.values()))
+    # Over TCP no more than 25 of 100 Gbit/s are reached.
+    assert share == pytest.approx(0.25 if transport == "tcp" else 0.96, rel=0.1)
+    rows = answer(capsys, "--calibrate", str(run), "--gpus", "16")["predictions"]
+    assert {(row["series"].split()[0], row["transport"]) for row in rows} == {(name, transport)}
+
+
+def test_calibration_fits_each_transport_of_a_fabric_on_its_own(tmp_path: Path) -> None:
+    run = write_run(tmp_path, (1, 2, 4), DEFAULTS, (100.0,), "net", "tcp")
+    first = (run / "trials.jsonl").read_text()
+    write_run(tmp_path, (1, 2, 4), DEFAULTS, (100.0,), "net", "verbs")
+    # Ids leave the transport out, so the second series needs others.
+    second = (run / "trials.jsonl").read_text().replace('"id":"', '"id":"f')
+    (run / "trials.jsonl").write_text(first + second)
+    shares = {str(link): share for link, share in calibrate(run).fits["horovod-mpi"].link_share.items()}
+    assert set(shares) == {"net", "net (verbs)"}
+    assert shares["net"] < 0.3 < 0.9 < shares["net (verbs)"]
+
+
+def test_old_transport_name_is_accepted_with_a_hint(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["predict", *HKBU, "--gpus", "32", "--json", "--transport"]
+    assert main([*words, "verbs"]) == 0
+    new = capsys.readouterr()
+    assert main([*words, "rdma"]) == 0
+    old = capsys.readouterr()
+    assert old.out == new.out
+    assert (new.err, old.err) == ("", "bench: --transport: rdma is now called verbs\n")
+    assert main([*words, "pigeon"]) == 2
+    assert "use one of tcp, verbs, efa" in capsys.readouterr().err
+
+
+def test_transports_are_those_of_the_trials() -> None:
+    assert get_args(TransportName) == parse.TRANSPORTS
+
+
+def test_fusion_is_counted_in_mib(capsys: pytest.CaptureFixture[str]) -> None:
+    # 97.5 MiB or 102.2 million bytes of gradients: 100 MiB hold them all, 90 do not.
+    steps = [
+        answer(capsys, *HKBU, "--gpus", "32", "--engine", "ddp", "--fusion-mb", size)["step_ms"]
+        for size in ("90", "100", "200")
     ]
+    assert steps[0] != steps[1] == steps[2]
+
+
+def test_calibrate_names_the_line_that_it_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = write_run(tmp_path, (1, 2, 4))
+    lines = (run / "trials.jsonl").read_text().splitlines()
+    (run / "trials.jsonl").write_text("\n".join([*lines[:2], "nonsense", *lines[2:]]) + "\n")
+    assert main(["predict", "--calibrate", str(run), "--gpus", "10"]) == 0
+    assert "line 3" in capsys.readouterr().err

@@ -9,7 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench.catalogue import models
-from bench.predict.step import COMPRESSIONS, DEFAULTS, ENGINES, OVERLAPS, TRANSPORTS, Setup, expected_slowest, predict
+from bench.parse import TRANSPORTS
+from bench.predict.inputs import COMPRESSIONS, DEFAULTS, ENGINES, OVERLAPS, Setup
+from bench.predict.step import expected_slowest, predict
 from cluster.core.errors import UserError
 
 TOLERANCE = 1 + 1e-9
@@ -86,7 +88,7 @@ def test_overlap_never_loses_more_than_what_it_interferes(setup: Setup) -> None:
 @given(setups())
 def test_doubling_both_bytes_and_rate_changes_nothing_but_latency(setup: Setup) -> None:
     """Half precision on the wire is the same as twice the rate, but for casting."""
-    native = replace(setup, engine="horovod", gpus_per_node=1, link="native", transport="rdma")
+    native = replace(setup, engine="horovod", gpus_per_node=1, link="native", transport="verbs")
     half = predict(replace(native, compression="fp16"))
     twice = predict(replace(native, compression="none", rate_gbps=2 * (native.rate_gbps or 1), fusion_mb=None))
     if native.fusion_mb is None and native.input_images_per_second is None and native.gpus > 1:
@@ -111,17 +113,17 @@ def test_stragglers_cost_more_with_more_gpus() -> None:
 def test_bottleneck_names_what_to_change() -> None:
     base = Setup("resnet50", 64, 180.0, 32, 4, 1.0)
     assert predict(base).bottleneck == "network bandwidth"
-    assert predict(replace(base, rate_gbps=100.0, transport="rdma")).bottleneck == "compute"
+    assert predict(replace(base, rate_gbps=100.0, transport="verbs")).bottleneck == "compute"
     assert (
-        predict(replace(base, rate_gbps=100.0, transport="rdma", input_images_per_second=200.0)).bottleneck == "input"
+        predict(replace(base, rate_gbps=100.0, transport="verbs", input_images_per_second=200.0)).bottleneck == "input"
     )
-    many = replace(base, gpus=512, rate_gbps=400.0, transport="rdma", overlap="tensor", interconnect="nvlink")
+    many = replace(base, gpus=512, rate_gbps=400.0, transport="verbs", overlap="tensor", interconnect="nvlink")
     assert predict(many).bottleneck == "network latency"
 
 
 def test_tcp_does_not_reach_100g() -> None:
     tcp = Setup("vgg16", 32, 200.0, 32, 8, 100.0, "tcp")
-    assert predict(tcp).images_per_second < 0.8 * predict(replace(tcp, transport="rdma")).images_per_second
+    assert predict(tcp).images_per_second < 0.8 * predict(replace(tcp, transport="verbs")).images_per_second
     assert predict(replace(tcp, rate_gbps=40.0)).step_ms == pytest.approx(predict(tcp).step_ms)
 
 
@@ -155,7 +157,7 @@ def test_a_limiter_credits_idle_time_and_a_port_does_not() -> None:
         ("fusion_mb", -1.0, "--fusion-mb"),
         ("cycle_ms", -1.0, "--cycle-ms"),
         ("model", "lenet", "resnet50"),
-        ("transport", "pigeon", "rdma"),
+        ("transport", "pigeon", "verbs"),
         ("servers", 2, "--servers"),
     ],
 )

@@ -9,6 +9,7 @@ import pytest
 from report_cases import ANSWERS, RUNS, copy
 
 from bench import words
+from bench.charts import caveat
 from bench.cli import main
 from bench.explain import diagnosis, verdict, whatif
 from bench.report import page, plots
@@ -40,7 +41,7 @@ def test_every_fixture_says_that_it_is_constructed() -> None:
     for name in ANSWERS:
         run = runs.load(RUNS / name)
         assert "constructed" in run.provenance
-        assert "CONSTRUCTED" in plots.caveat(tabulate(run.trials).families[0], tabulate(run.trials).places, True)
+        assert "CONSTRUCTED" in caveat(tabulate(run.trials).families[0], tabulate(run.trials).points, True)
 
 
 def test_verdict_numbers_are_those_of_the_trials() -> None:
@@ -66,20 +67,21 @@ def test_verdict_predicts_the_fabric_that_was_not_measured(tmp_path: Path) -> No
     assert found.as_json()["predicted"] == ["efficiency:10", "rate_for_80"]
 
 
-def test_whatif_passes_through_every_measured_fabric() -> None:
+def test_whatif_passes_through_every_measured_fabric_of_its_transport() -> None:
     table = tabulate(runs.load(RUNS / "network-1g").trials)
-    points = [place for place in table.places if place.nodes == 10 and place.batch == 64]
+    points = [p for p in table.points if (p.nodes, p.batch, p.transport) == (10, 64, "tcp")]
+    assert len(points) == 2
     curve = whatif.curve_for(points[0], table)
     assert curve is not None
-    for place in points:
-        assert place.efficiency is not None
-        assert curve.efficiency(place.rate_gbps) == pytest.approx(place.efficiency.median, rel=0.01)
+    for point in points:
+        assert point.efficiency is not None
+        assert curve.efficiency(point.rate_gbps) == pytest.approx(point.efficiency.median, rel=0.01)
 
 
 def test_whatif_rate_for_is_the_rate_that_reaches_it() -> None:
     table = tabulate(runs.load(RUNS / "network-1g").trials)
-    place = verdict.headline_place([place for place in table.places if place.nodes > 1])
-    curve = whatif.curve_for(place, table)
+    point = verdict.headline_point([point for point in table.points if point.nodes > 1])
+    curve = whatif.curve_for(point, table)
     assert curve is not None
     rate = curve.rate_for(0.8)
     assert rate is not None and 1 < rate < 10
@@ -92,8 +94,8 @@ def test_data_starved_nodes_that_scale_perfectly_are_still_called_starved() -> N
     run = runs.load(RUNS / "data-hdd")
     found = verdict.judge(run, tabulate(run.trials))
     assert "reading the data is the limit" in found.sentence
-    assert found.place is not None and found.place.breakdown is not None
-    assert found.numbers["busy"] == pytest.approx(found.place.breakdown.compute / found.place.step_ms.median)
+    assert found.point is not None and found.point.breakdown is not None
+    assert found.numbers["busy"] == pytest.approx(found.point.breakdown.compute / found.point.step_ms.median)
 
 
 def test_gpu_is_called_by_the_name_the_run_gives_it(tmp_path: Path) -> None:
@@ -152,11 +154,11 @@ def test_slow_link_is_told_from_a_slow_collective(tmp_path: Path) -> None:
 
 def test_repeats_are_merged_and_their_interval_covers_all() -> None:
     table = tabulate(runs.load(RUNS / "compute-ib").trials)
-    place = table.places[-1]
-    assert len(place.trials) == 2
-    for trial in place.trials:
+    point = table.points[-1]
+    assert len(point.trials) == 2
+    for trial in point.trials:
         assert trial.images_per_second is not None
-        assert place.ips.low <= trial.images_per_second.low <= trial.images_per_second.high <= place.ips.high
+        assert point.ips.low <= trial.images_per_second.low <= trial.images_per_second.high <= point.ips.high
 
 
 def test_kinds_never_share_a_curve(tmp_path: Path) -> None:
@@ -179,9 +181,9 @@ def test_efficiency_without_a_one_node_point_says_what_it_is_against(tmp_path: P
     table = tabulate(run.trials)
     assert any("against compute time alone" in text for text in verdict.missing(run, table))
     whole = tabulate(runs.load(RUNS / "network-1g").trials)
-    for place, other in zip(table.places, (p for p in whole.places if p.nodes > 1), strict=True):
-        assert place.efficiency is not None and other.efficiency is not None
-        assert place.efficiency.median == pytest.approx(other.efficiency.median, rel=0.02)
+    for point, other in zip(table.points, (p for p in whole.points if p.nodes > 1), strict=True):
+        assert point.efficiency is not None and other.efficiency is not None
+        assert point.efficiency.median == pytest.approx(other.efficiency.median, rel=0.02)
 
 
 def test_strong_scaling_follows_the_total_batch(tmp_path: Path) -> None:
@@ -197,10 +199,10 @@ def test_strong_scaling_follows_the_total_batch(tmp_path: Path) -> None:
     plan = json.loads((folder / "plan.json").read_text())
     (folder / "plan.json").write_text(json.dumps(plan | {"scaling": "strong"}))
     table = runs.load(folder).table()
-    assert [place.group for place in table.places] == [512] * 4
-    for place in table.places:
-        assert place.efficiency is not None
-        assert place.efficiency.median == pytest.approx(place.nodes**-0.5)
+    assert [point.group for point in table.points] == [512] * 4
+    for point in table.points:
+        assert point.efficiency is not None
+        assert point.efficiency.median == pytest.approx(point.nodes**-0.5)
     chart = plots.charts_for(table, table.families[0])["throughput"].to_dict()
     assert "total batch" in json.dumps(chart)
 
@@ -286,9 +288,11 @@ def test_endless_error_texts_do_not_fill_the_page(tmp_path: Path) -> None:
 
 def test_missing_fabric_and_files_are_said(tmp_path: Path) -> None:
     folder = copy("network-1g", tmp_path, lambda trial: trial["point"]["fabric"] != "ib")
-    (folder / "provenance.json").unlink()
     html, _ = report(folder, tmp_path)
     assert "planned but not measured: fabric InfiniBand" in html
+    (folder / "provenance.json").unlink()
+    html, _ = report(folder, tmp_path)
+    assert "planned but not measured: fabric ib" in html
     assert "provenance.json is missing" in html
 
 
@@ -422,6 +426,66 @@ def test_stray_interface_needs_missing_bytes_on_the_right_one() -> None:
 
 
 def test_interval_of_efficiency_contains_its_median() -> None:
-    for place in tabulate(runs.load(RUNS / "network-1g").trials).places:
-        found = place.efficiency
+    for point in tabulate(runs.load(RUNS / "network-1g").trials).points:
+        found = point.efficiency
         assert isinstance(found, Interval) and found.low <= found.median <= found.high
+
+
+@pytest.mark.parametrize(
+    ("name", "transport", "text"),
+    [
+        ("ib", "verbs", "InfiniBand"),
+        ("ib", "tcp", "ib"),
+        ("infiniband", "tcp", "infiniband"),
+        ("10g", "tcp", "10G"),
+        ("100g", "verbs", "100G (verbs)"),
+        ("efa", "efa", "efa"),
+        ("ib", None, "ib"),
+    ],
+)
+def test_infiniband_is_a_matter_of_the_transport_and_not_of_the_name(
+    name: str, transport: str | None, text: str
+) -> None:
+    assert words.fabric_name(name, transport) == text
+
+
+def without_transport(trial: dict) -> None:
+    trial["schema_version"] = 1
+    del trial["point"]["transport"]
+
+
+def test_run_of_schema_1_takes_the_transport_of_its_provenance(tmp_path: Path) -> None:
+    folder = copy("network-1g", tmp_path, without_transport)
+    found = {(trial.point.fabric, trial.point.transport) for trial in runs.load(folder).trials}
+    assert found == {("1g", "tcp"), ("10g", "tcp"), ("ib", "verbs")}
+    (folder / "provenance.json").write_text('{"fabrics": {"ib": {"transport": "carrier pigeon"}, "1g": 5}}')
+    assert {trial.point.transport for trial in runs.load(folder).trials} == {"tcp"}
+
+
+def test_recorded_transport_wins_over_the_provenance(tmp_path: Path) -> None:
+    folder = copy("compute-ib", tmp_path, lambda trial: trial["point"].update(transport="tcp"))
+    assert {trial.point.transport for trial in runs.load(folder).trials} == {"tcp"}
+    html, text = report(folder, tmp_path)
+    assert "InfiniBand" not in html and "InfiniBand" not in text
+
+
+def test_transports_of_one_fabric_are_two_curves(tmp_path: Path) -> None:
+    folder = copy("compute-ib", tmp_path)
+    trials = [json.loads(line) for line in (folder / "trials.jsonl").read_text().splitlines()]
+    for trial in trials:
+        trial["id"] += "0"
+        trial["point"]["transport"] = "tcp"
+    with (folder / "trials.jsonl").open("a") as file:
+        file.writelines(f"{json.dumps(trial)}\n" for trial in trials)
+    table = runs.load(folder).table()
+    assert [point.link for point in table.points if point.nodes == 8] == [("ib", "tcp"), ("ib", "verbs")]
+    assert all(len(point.trials) == 2 for point in table.points)
+    assert plots.look_for(table, table.families[0]).fabrics == ("InfiniBand", "ib")
+
+
+def test_report_names_the_line_that_it_left_out(tmp_path: Path, capsys) -> None:
+    folder = copy("straggler", tmp_path)
+    lines = (folder / "trials.jsonl").read_text().splitlines()
+    (folder / "trials.jsonl").write_text("\n".join([lines[0], "nonsense", *lines[1:]]) + "\n")
+    report(folder, tmp_path)
+    assert "1 line of trials.jsonl" in (error := capsys.readouterr().err) and "line 2" in error

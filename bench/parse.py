@@ -1,0 +1,71 @@
+"""Numbers, lists, quantities and transports as users write them on the command line."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterable
+
+from cluster.core.errors import UserError
+
+TRANSPORTS = ("tcp", "verbs", "efa")
+# Names that earlier versions used, and that the published tables keep.
+OLD_TRANSPORTS = {"rdma": "verbs"}
+
+
+def number(text: str, flag: str) -> float:
+    """A number above zero."""
+    try:
+        value = float(text)
+    except ValueError:
+        raise UserError(f"{flag}: {text!r} is not a number") from None
+    return positive(value, flag)
+
+
+def positive(value: float, flag: str) -> float:
+    if not math.isfinite(value) or value <= 0:
+        raise UserError(f"{flag}: {value:g} must be a number above 0")
+    return value
+
+
+def numbers(text: str, flag: str) -> list[float]:
+    """A list of numbers above zero, such as 1,2.5,10."""
+    return [number(word, flag) for word in text.split(",")]
+
+
+def counts(text: str, flag: str) -> list[int]:
+    """A list of whole numbers above zero."""
+    values = numbers(text, flag)
+    for value in values:
+        if value != int(value):
+            raise UserError(f"{flag}: {value:g} must be a whole number")
+    return [int(value) for value in values]
+
+
+def share(text: str, flag: str) -> float:
+    """A number above 0 and at most 1."""
+    value = number(text, flag)
+    if value > 1:
+        raise UserError(f"{flag}: {value:g} must be at most 1")
+    return value
+
+
+def quantity(text: str, units: Iterable[str]) -> tuple[float, str] | None:
+    """A number above zero with an optional unit, such as 200MB/s; None where text is something else."""
+    digits = text.rstrip("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ/ ")
+    unit = text[len(digits) :].strip()
+    try:
+        value = float(digits)
+    except ValueError:
+        return None
+    return (value, unit) if 0 < value < math.inf and (not unit or unit.lower() in units) else None
+
+
+def transport(text: str, flag: str = "--transport") -> str:
+    """tcp, verbs or efa. An old name is accepted, with a hint on standard error."""
+    if text in OLD_TRANSPORTS:
+        print(f"bench: {flag}: {text} is now called {OLD_TRANSPORTS[text]}", file=sys.stderr)
+        return OLD_TRANSPORTS[text]
+    if text not in TRANSPORTS:
+        raise UserError(f"{flag}: {text!r} is not known, use one of {', '.join(TRANSPORTS)}")
+    return text
