@@ -5,13 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from dataclasses import dataclass
 from typing import Any
 
 from bench import words
 from bench.results.points import MergedPoint, Table
 from bench.results.runs import Run, load
-from bench.results.trial import Interval, Point
+from bench.results.trial import Interval, Point, Record
 from cluster.core.errors import UserError
 from cluster.core.tables import columns
 
@@ -30,13 +29,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print the comparison as JSON")
 
 
-@dataclass(frozen=True)
-class Pair:
-    where: str
+class Pair(Record):
+    point: str
     before: Interval
-    after: Interval | None
+    after: Interval | None = None
     verdict: str
-    change: float | None
+    change: float | None = None
     note: str = ""
 
 
@@ -79,35 +77,31 @@ def judge(before: Interval, after: Interval, tolerance: float) -> tuple[str, flo
 
 def compare(before: Run, after: Run, tolerance: float) -> dict[str, Any]:
     a, b = before.table(), after.table()
-    new = {key(point.trials[0].point): point for point in b.points}
+    old, new = ({key(point.trials[0].point): point for point in table.points} for table in (a, b))
     broken = {key(trial.point): trial for trial in b.failed}
     alone = len({point.family for point in a.points}) < 2
     pairs: list[Pair] = []
     missing: list[str] = []
-    for point in a.points:
-        name = where(point, alone)
-        other = new.get(key(point.trials[0].point))
+    for conditions, point in old.items():
+        other, failed = new.get(conditions), broken.get(conditions)
+        same: dict[str, Any] = {"point": where(point, alone), "before": point.ips}
         if other is not None:
             verdict, change = judge(point.ips, other.ips, tolerance)
-            pairs.append(Pair(name, point.ips, other.ips, verdict, change, different(point, other)))
-        elif key(point.trials[0].point) in broken:
-            error = broken[key(point.trials[0].point)].error or "no error text"
-            pairs.append(Pair(name, point.ips, None, "regression", None, f"fails now: {error}"))
+            pairs.append(Pair(**same, after=other.ips, verdict=verdict, change=change, note=different(point, other)))
+        elif failed is not None:
+            note = f"fails now: {failed.error or 'no error text'}"
+            pairs.append(Pair(**same, verdict="regression", note=note))
         else:
-            missing.append(name)
+            missing.append(where(point, alone))
     if not pairs:
         raise UserError(f"A, B: {before.name} and {after.name} have no point in common; compare runs of the same plan")
-    added = [
-        where(point, alone)
-        for point in b.points
-        if key(point.trials[0].point) not in {key(old.trials[0].point) for old in a.points}
-    ]
+    added = [where(point, alone) for conditions, point in new.items() if conditions not in old]
     worse = [pair for pair in pairs if pair.verdict == "regression"]
     return {
         "a": before.name,
         "b": after.name,
         "tolerance": tolerance,
-        "points": [as_row(pair) for pair in pairs],
+        "points": [pair.model_dump() for pair in pairs],
         "regressions": len(worse),
         "improvements": sum(pair.verdict == "improvement" for pair in pairs),
         "would_pass": passing_tolerance(worse),
@@ -127,17 +121,6 @@ def different(before: MergedPoint, after: MergedPoint) -> str:
 
 def emulated(*tables: Table) -> bool:
     return any(point.family.kind == "emulated" for table in tables for point in table.points)
-
-
-def as_row(pair: Pair) -> dict[str, Any]:
-    return {
-        "point": pair.where,
-        "before": pair.before.model_dump(),
-        "after": pair.after.model_dump() if pair.after else None,
-        "change": pair.change,
-        "verdict": pair.verdict,
-        "note": pair.note,
-    }
 
 
 def passing_tolerance(worse: list[Pair]) -> float | None:

@@ -1,4 +1,4 @@
-"""How numbers and names are written for people."""
+"""Format numbers and names for people."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ def percent(share: float) -> str:
 
 
 def significant(value: float, digits: int = 3) -> str:
-    """Digits that carry meaning, without scientific notation: 0.0123, 6.4, 213, 12,300."""
+    """Significant digits without scientific notation: 0.0123, 6.4, 213, 12,300."""
     exact = Decimal(str(value))
     if exact == 0:
         return "0"
-    # Halves go up, as browsers write numbers: the page and its script then show the same text.
+    # Round half up, as browsers do, so that the page and its script show the same text.
     last = exact.adjusted() - digits + 1
     rounded = exact.quantize(Decimal(1).scaleb(last), ROUND_HALF_UP)
     return f"{int(rounded):,}" if last >= 0 else f"{rounded:,f}".rstrip("0").rstrip(".")

@@ -6,12 +6,10 @@ import json
 import time
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
 from cluster.core import config, prices
 from cluster.core.config import Cluster
 from cluster.core.state import State
+from cluster.core.tables import columns
 from cluster.providers import registry
 from cluster.terraform import read_output
 
@@ -65,25 +63,23 @@ def run(env: str, as_json: bool) -> int:
     if as_json:
         print(json.dumps({**result, "over_budget": over}, indent=1))
         return int(over)
-    console = Console(highlight=False, soft_wrap=True)
     if result["budget_usd"] is None:
-        console.print(f"ENV={env}: costs are known only for provider aws", markup=False)
+        print(f"ENV={env}: costs are known only for provider aws")
         return 0
     terms = f"spot, estimated at {prices.SPOT_SHARE:.0%} of on demand" if result["spot"] else "on demand"
-    table = Table(title=f"USD, {terms}, prices of {result['prices']}", title_justify="left")
-    for column in ("node", "type", "per hour", "hours", "so far"):
-        table.add_column(column)
-    for row in result["nodes"]:
-        cells = (row["node"], row["type"], f"{row['usd_per_hour']:.3f}", f"{row['hours']:.1f}", f"{row['usd']:.2f}")
-        table.add_row(*cells)
-    console.print(table)
+    print(f"USD, {terms}, prices of {result['prices']}")
+    cells = [
+        (row["node"], row["type"], f"{row['usd_per_hour']:.3f}", f"{row['hours']:.1f}", f"{row['usd']:.2f}")
+        for row in result["nodes"]
+    ]
+    print(columns(("node", "type", "per hour", "hours", "so far"), cells))
     hour, spent, budget = result["usd_per_hour"], result["usd_so_far"], result["budget_usd"]
     text = f"{hour:.2f} USD per hour, {hour * 24:.0f} per day; "
     if result["deployed"]:
         text += f"{spent:.2f} of {budget:g} so far for the current nodes; expires {result['expires']}"
     else:
         text += f"nothing is deployed; the budget of {budget:g} pays for {budget / hour:.0f} hours"
-    console.print(text, markup=False)
+    print(text)
     if over:
-        console.print(f"over budget; to stop the cost: make destroy ENV={env}", markup=False)
+        print(f"over budget; to stop the cost: make destroy ENV={env}")
     return int(over)

@@ -1,4 +1,4 @@
-"""How long one training step takes on an accelerator we do not have: published single-GPU rates, by batch."""
+"""Duration of a training step on one GPU, from published rates by batch."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from importlib import resources
 from bench.catalogue import models
 from cluster.core.errors import UserError
 
-# The published rates are all of this network; others are scaled from it by their multiply-accumulates.
+# All published rates are for this network. Other networks are scaled from it.
 REFERENCE_MODEL = "resnet50"
 
-# Names people type for what the table calls otherwise.
+# Other names for GPUs of the table.
 ALIASES = {"1080ti": "gtx1080ti", "h100": "h100-sxm"}
 
-# What a framework runs when nobody asks for a precision: the first of these that was published for the device.
+# Default precision: the first of these that was published for the device.
 PRECISION_ORDER = ("fp32", "tf32", "amp", "fp16")
 
-# Batch at which the fixed cost of a step (launches, optimiser) equals the cost of its images, where one point is all
-# there is. The pairs in the table give 3 (K80), 9 (P100) and 17 (V100).
+# Batch at which the fixed cost of a step (launches, optimiser) equals the cost of its images. Used if only one rate was
+# published. The pairs in the table give 3 (K80), 9 (P100) and 17 (V100).
 HALF_BATCH = 8.0
 
 
@@ -73,9 +73,9 @@ def get(name: str) -> Profile:
 
 
 def compute_ms(profile: str, model: str, batch: int, precision: str | None = None) -> tuple[float, str]:
-    """Milliseconds of forward plus backward of one step, and where the figure comes from.
+    """Milliseconds of forward plus backward of one step, and the source of the figure.
 
-    Without a precision the profile's usual one is taken: fp32 where it was published.
+    The default precision is fp32, if it was published for the GPU.
     """
     if batch < 1:
         raise UserError(f"batch: {batch} must be at least 1")
@@ -97,10 +97,10 @@ def compute_ms(profile: str, model: str, batch: int, precision: str | None = Non
 
 @cache
 def step_ratio(model: str) -> tuple[float, str]:
-    """A network's step time over the reference's, and what that rests on.
+    """Step time of a network relative to the reference, and the source of the ratio.
 
-    Multiply-accumulates alone make VGG-16 2.7 times too slow, its convolutions being large and regular, so a published
-    pair of rates on one GPU comes first.
+    A published pair of rates on one GPU comes first. Multiply-accumulates alone make VGG-16 2.7 times too slow, because
+    its convolutions are large and regular.
     """
     text = resources.files("bench.catalogue").joinpath("published", "tf-benchmarks.csv").read_text()
     alone: dict[tuple[str, str], dict[str, float]] = {}
@@ -117,8 +117,8 @@ def step_ratio(model: str) -> tuple[float, str]:
 def _published_precision(device: Profile, wanted: str) -> str:
     if wanted in device.rates:
         return wanted
-    # The same arithmetic under two names: automatic mixed precision computes in half precision, and on Ampere and
-    # later single-precision convolutions run as TF32 unless told otherwise.
+    # Two names for the same arithmetic: automatic mixed precision computes in half precision, and on Ampere and later
+    # single-precision convolutions run as TF32 by default.
     for stand_in in {"fp32": ("tf32",), "amp": ("fp16",), "fp16": ("amp",)}.get(wanted, ()):
         if stand_in in device.rates:
             return stand_in
@@ -126,7 +126,7 @@ def _published_precision(device: Profile, wanted: str) -> str:
 
 
 def _at_batch(rates: tuple[Rate, ...], batch: int) -> tuple[float, str]:
-    """Step time at a batch: straight lines between published points, a fixed cost below, the best rate above."""
+    """Step time at a batch: interpolated between published points; a fixed cost below them, the last rate above."""
     for rate in rates:
         if rate.batch == batch:
             return rate.step_ms, f"batch {batch} as published ({rate.source})"

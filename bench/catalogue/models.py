@@ -1,7 +1,7 @@
 """The networks we train and predict, layer by layer: parameter shapes and multiply-accumulates, without torch.
 
-Gradient sizes and the order in which they become ready decide how much communication hides behind compute, so both are
-written here once, for the emulated device, the predictor and the check of the torch models.
+Gradient sizes and the order in which gradients become ready determine how much communication overlaps with compute. The
+emulated device, the predictor and the check of the torch models all use these tables.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Layer:
 
     @property
     def parameters(self) -> tuple[int, ...]:
-        """Elements of each parameter tensor, so of each gradient."""
+        """Number of elements of each parameter tensor, and so of each gradient."""
         return tuple(prod(shape) for shape in self.shapes)
 
 
@@ -75,7 +75,7 @@ class Model:
 
 
 class _Builder:
-    """Appends layers while it keeps the channels and the height and width of what flows through them."""
+    """Appends layers and tracks the channels, height and width of the activations."""
 
     def __init__(self, pixels: int) -> None:
         self.channels, self.height, self.width = 3, pixels, pixels

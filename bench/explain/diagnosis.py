@@ -124,35 +124,20 @@ def diagnose(point: MergedPoint) -> Diagnosis:
         )
     if worst == "data":
         busy = point.decode_busy
+        waits = f"the accelerators wait for images during {share} of every step"
         if busy is not None and busy >= DECODE_BUSY:
             cores = point.trials[0].input.cores if point.trials[0].input else 0
-            return Diagnosis(
-                "decode",
-                f"the accelerators wait for images during {share} of every step while decoding keeps "
-                f"{words.count(cores, 'core')} per GPU {words.percent(busy)} busy",
-                "give decoding more cores (data_cores in the plan), or decode on the accelerator",
-                lost,
-            )
+            why = f"{waits} while decoding keeps {words.count(cores, 'core')} per GPU {words.percent(busy)} busy"
+            more = "give decoding more cores (data_cores in the plan), or decode on the accelerator"
+            return Diagnosis("decode", why, more, lost)
         if saturated and busy is None:
-            return Diagnosis(
-                "decode",
-                f"the accelerators wait for images during {share} of every step while the host CPU is {cpu:.0f}% busy",
-                "give decoding more cores, or decode on the accelerator",
-                lost,
-            )
-        return Diagnosis(
-            "storage",
-            f"the accelerators wait for images during {share} of every step"
-            + (
-                f" while the cores that decode are only {words.percent(busy)} busy"
-                if busy is not None
-                else f" while the host CPU is only {cpu:.0f}% busy"
-                if cpu is not None
-                else ""
-            ),
-            "read from faster or more drives, or from sequential shards",
-            lost,
-        )
+            why = f"{waits} while the host CPU is {cpu:.0f}% busy"
+            return Diagnosis("decode", why, "give decoding more cores, or decode on the accelerator", lost)
+        if busy is not None:
+            waits += f" while the cores that decode are only {words.percent(busy)} busy"
+        elif cpu is not None:
+            waits += f" while the host CPU is only {cpu:.0f}% busy"
+        return Diagnosis("storage", waits, "read from faster or more drives, or from sequential shards", lost)
     return diagnose_communication(point, lost, saturated)
 
 

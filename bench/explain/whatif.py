@@ -27,6 +27,10 @@ class Curve:
     # (link rate, measured over predicted step time), by rate
     corrections: tuple[tuple[float, float], ...]
 
+    @property
+    def rate(self) -> float:
+        return self.setup.rate_gbps or 1.0
+
     def step(self, rate_gbps: float, link_share: float | None = None, setup: Setup | None = None) -> float:
         asked = replace(setup or self.setup, rate_gbps=rate_gbps)
         predicted = step_ms(asked, parameters(asked.transport, link_share or self.link_share))
@@ -66,17 +70,14 @@ class Curve:
 
     def with_share(self, link_share: float) -> float:
         """Efficiency when the collective uses this share of the link's rate, on the rate that was measured."""
-        rate = self.setup.rate_gbps or 1.0
-        return min(1.0, self.base_step_ms / self.step(rate, link_share))
+        return min(1.0, self.base_step_ms / self.step(self.rate, link_share))
 
     def with_compression(self, kind: str) -> float:
-        rate = self.setup.rate_gbps or 1.0
-        return min(1.0, self.base_step_ms / self.step(rate, setup=replace(self.setup, compression=kind)))
+        return min(1.0, self.base_step_ms / self.step(self.rate, setup=replace(self.setup, compression=kind)))
 
     def faster_device(self, factor: float) -> float:
         """Step time with accelerators this many times as fast."""
-        rate = self.setup.rate_gbps or 1.0
-        return self.step(rate, setup=replace(self.setup, single_step_ms=self.setup.single_step_ms / factor))
+        return self.step(self.rate, setup=replace(self.setup, single_step_ms=self.setup.single_step_ms / factor))
 
 
 def parameters(transport: str, link_share: float) -> Parameters:

@@ -42,6 +42,11 @@ from cluster.core.errors import UserError
 from cluster.core.tables import columns
 
 PLOT_SUFFIXES = (".html", ".json", ".pdf", ".png", ".svg")
+# Options that are fields of Setup under the same name.
+SETUP_OPTIONS = (
+    *("gpus_per_node", "transport", "engine", "compression", "fusion_mb", "cycle_ms", "overlap"),
+    *("interconnect", "link", "hierarchical", "gpu", "servers"),
+)
 
 
 @dataclass(frozen=True)
@@ -146,30 +151,11 @@ def _rows(args: argparse.Namespace) -> list[Row]:
     rates: Sequence[float | None] = numbers(args.rate_gbps, "--rate-gbps") if args.rate_gbps else [None]
     model, batch = args.model or "resnet50", 64 if args.batch is None else args.batch
     step, source, doubt = single_step(model, batch, args.gpu, args.precision, args.single_rate)
+    same = {name: getattr(args, name) for name in SETUP_OPTIONS} | {"input_images_per_second": args.input_rate}
     found = []
     for rate in rates:
         for gpus in counts(args.gpus, "--gpus"):
-            setup = Setup(
-                model=model,
-                batch=batch,
-                single_step_ms=step,
-                gpus=gpus,
-                gpus_per_node=args.gpus_per_node,
-                rate_gbps=rate,
-                transport=args.transport,
-                engine=args.engine,
-                compression=args.compression,
-                fusion_mb=args.fusion_mb,
-                cycle_ms=args.cycle_ms,
-                overlap=args.overlap,
-                interconnect=args.interconnect,
-                link=args.link,
-                hierarchical=args.hierarchical,
-                gpu=args.gpu,
-                input_images_per_second=args.input_rate,
-                servers=args.servers,
-                compute_doubt=doubt,
-            )
+            setup = Setup(model, batch, step, gpus, rate_gbps=rate, compute_doubt=doubt, **same)
             found.append((setup, _parameters(args, setup)))
     return [_row(_rate_label(setup.rate_gbps), setup, parameters, source) for setup, parameters in found]
 
@@ -248,45 +234,28 @@ def _calibrate(args: argparse.Namespace) -> int:
         parameters = found.parameters(series)
         for rate in rates:
             label = f"{series.fabric} {_rate_label(rate or series.rate_gbps)} {series.model} batch {series.batch}"
-            if series.engine != "horovod-mpi":
-                label += f" {series.engine}"
-            if series.compression != "none":
-                label += f" {series.compression}"
+            unusual = {series.transport, series.engine, series.compression} - {"tcp", "horovod-mpi", "none"}
+            label = " ".join([label, *sorted(unusual)])
             for gpus in wanted:
                 rows.append(_row(label, found.setup(series, gpus, rate), parameters, f"run {found.run}"))
     if not rows:
         raise UserError(f"--calibrate: {args.calibrate} has no series with that --model and --batch")
     if args.json:
-        print(
-            json.dumps(
-                {
-                    "run": found.run,
-                    "fits": {
-                        engine: {
-                            "link_share": {str(link): rounded(share) for link, share in fit.link_share.items()},
-                            "jitter": rounded(fit.common.jitter),
-                            "latency_factor": rounded(fit.latency_factor),
-                            "node_loss": rounded(fit.common.node_loss),
-                        }
-                        for engine, fit in found.fits.items()
-                    },
-                    "residuals": [
-                        {
-                            **asdict(r.series),
-                            "nodes": r.nodes,
-                            "gpus": r.gpus,
-                            "measured_ms": rounded(r.measured_ms),
-                            "fitted_ms": rounded(r.fitted_ms),
-                            "error": rounded(r.error),
-                            "left_out": r.left_out,
-                        }
-                        for r in found.residuals
-                    ],
-                    "predictions": [row.as_json() for row in rows],
-                },
-                indent=2,
-            )
-        )
+        fits = {
+            engine: {
+                "link_share": {str(link): rounded(share) for link, share in fit.link_share.items()},
+                "jitter": rounded(fit.common.jitter),
+                "latency_factor": rounded(fit.latency_factor),
+                "node_loss": rounded(fit.common.node_loss),
+            }
+            for engine, fit in found.fits.items()
+        }
+        residuals = [{**asdict(r.series), **as_object(r), "error": rounded(r.error)} for r in found.residuals]
+        for residual in residuals:
+            del residual["series"]
+        predictions = [row.as_json() for row in rows]
+        answer = {"run": found.run, "fits": fits, "residuals": residuals, "predictions": predictions}
+        print(json.dumps(answer, indent=2))
     else:
         for engine, fit in found.fits.items():
             shares = ", ".join(f"{words.tenths(share)} of {link}" for link, share in fit.link_share.items())

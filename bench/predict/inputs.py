@@ -1,4 +1,4 @@
-"""What a prediction starts from: the configuration that is asked about, and the quantities that the model assumes."""
+"""The inputs of a prediction: the configuration, and the quantities that the model assumes."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ INTRA_GBYTES = {"pcie": 6.4, "nvlink": 40.0}
 # In MiB, as both programs count: Horovod 128 since November 2020, PyTorch DDP 25.
 DEFAULT_FUSION_MB = {"horovod": 128.0, "ddp": 25.0, "ps": 0.0}
 
-# Rates that Ethernet ports have. A node on a rate in between sits behind a limiter on the next faster port: after idle
-# time, bursts leave at the port's rate, but a step sends no more than the limit times its length. So it was measured
-# at 2.5 and 5 Gbit/s (lowbandwidth: 0.7 ms + 1266 Mbit / rate, nothing left of the 43 ms of forward).
+# Rates of Ethernet ports. A rate in between is a limiter on the next faster port: after idle time, bursts are sent at
+# the port's rate, but a step sends no more than the limit times its duration. This was measured at 2.5 and 5 Gbit/s
+# (lowbandwidth.csv: 0.7 ms + 1266 Mbit / rate, which includes all of the 43 ms of forward).
 PORT_GBPS = (1, 10, 25, 40, 50, 100, 200, 400, 800)
 
-# Two dies on one board share its power and its PCIe slot: with both at work each is slower (batchai 0.74 with four
-# GPUs, TensorFlow's EC2 figures 0.90 with eight).
+# Two dies on one board share its power and its PCIe slot. With both in use, each is slower (batchai: 0.74 with four
+# GPUs; TensorFlow on EC2: 0.90 with eight).
 SHARED_BOARD = {"k80": 0.86}
 
-# Share by which a single-GPU rate may be off: measured by the asker, taken from another's cluster (three published V100
-# rates at batch 64 span a third), or of another network.
+# Relative uncertainty of a single-GPU rate: measured by the user, published by others (three V100 rates at batch 64
+# differ by a third), or scaled from another network.
 MEASURED_DOUBT, PROFILE_DOUBT, SCALED_DOUBT = 0.01, 0.08, 0.3
 
 
 @dataclass(frozen=True)
 class Parameters:
-    """What the model has to know beyond the question. Few, each a quantity one could measure."""
+    """What the model assumes beside the configuration. Each is a quantity that can be measured."""
 
     backward_share: float = 2 / 3
     # No published table was measured over EFA: it has the values of verbs until one is.
@@ -49,26 +49,26 @@ class Parameters:
     launch_ms: float = 0.15
     local_launch_ms: float = 0.05
     ring_hop_ms: float = 0.012
-    # Libraries go over to trees where rings get too long, at some sixty ranks with these two figures.
+    # Libraries switch from rings to trees when rings get too long: at about sixty ranks with these two values.
     tree_hop_ms: float = 0.12
     # Bandwidth lost per doubling of the nodes beyond two.
     node_loss: float = 0.04
     # Mean delay in one GPU's step, as a share of it; a synchronous step waits for the slowest.
     jitter: float = 0.018
-    # Compute lost per unit of data transfer that runs beside it (copies, cores, memory bandwidth).
+    # Compute lost per unit of data transfer that overlaps it (copies, cores, memory bandwidth).
     interference: float = 0.05
     # Factor on the bandwidth between the GPUs of a node.
     intra: float = 1.0
-    # How far off the bandwidth may be, as a factor: where the line rate or a fit sets it, and where nothing does.
+    # Uncertainty of the bandwidth, as a factor: known from the line rate or a fit, and unknown.
     known_doubt: float = 1.12
     unknown_doubt: float = 1.3
     fitted: bool = False
-    # Share of the straggler loss that may be absent, and that may come on top; what no other doubt explains.
+    # Shares of the straggler loss that may be absent and that may be added; the uncertainty that remains.
     jitter_doubt: tuple[float, float] = (1.0, 1.5)
     rest: float = 0.02
 
     def with_ceiling(self, transport: str, gbps: float) -> Parameters:
-        """The same with a bandwidth that was fitted on this transport, so goodput is in it already."""
+        """A copy with a bandwidth fitted on this transport. The fit includes goodput."""
         rest = tuple(item for item in self.ceiling_gbps if item[0] != transport)
         good = tuple(item for item in self.goodput if item[0] != transport)
         return replace(
@@ -104,7 +104,7 @@ class Setup:
     gpu: str | None = None
     input_images_per_second: float | None = None
     servers: int | None = None
-    # Share by which single_step_ms may be off.
+    # Relative uncertainty of single_step_ms.
     compute_doubt: float = 0.01
 
     def __post_init__(self) -> None:
@@ -115,11 +115,8 @@ class Setup:
                 raise UserError(f"{_flag(field)}: {value} must be at least 1")
         for field in ("single_step_ms", "rate_gbps", "fusion_mb", "input_images_per_second", "servers"):
             value = getattr(self, field)
-            least = 0 if field == "fusion_mb" else None
-            if value is None:
-                continue
-            if not math.isfinite(value) or value < 0 or (value == 0 and least is None):
-                raise UserError(f"{_flag(field)}: {value:g} must be a number above 0")
+            if value is not None and not (field == "fusion_mb" and value == 0):
+                positive(value, _flag(field))
         if not math.isfinite(self.cycle_ms) or self.cycle_ms < 0:
             raise UserError(f"--cycle-ms: {self.cycle_ms:g} must be 0 or more")
         for field, known in (
@@ -132,7 +129,7 @@ class Setup:
         ):
             if getattr(self, field) not in known:
                 raise UserError(f"{_flag(field)}: {getattr(self, field)!r} is not known, use one of {', '.join(known)}")
-        # One GPU is the baseline of every curve, so it is asked for together with whole nodes.
+        # One GPU is the baseline of every curve, so it is allowed beside whole nodes.
         if self.gpus != 1 and self.gpus % self.gpus_per_node:
             raise UserError(
                 f"--gpus: {self.gpus} is not a multiple of --gpus-per-node {self.gpus_per_node}, "
@@ -145,7 +142,7 @@ class Setup:
 
     @property
     def every_tensor(self) -> bool:
-        """Each gradient travels on its own: asked for, by fusion switched off, or as parameter servers work."""
+        """Each gradient is sent on its own: by choice, with fusion switched off, or to parameter servers."""
         return self.overlap == "tensor" or self.engine == "ps" or (self.overlap == "fused" and self.fusion_mb == 0)
 
     @property
@@ -170,7 +167,7 @@ class Setup:
 
     @property
     def port_gbps(self) -> float:
-        """What the port of a node does when it is not held back."""
+        """Rate of a node's port without a limiter."""
         rate = self.rate_gbps or math.inf
         if self.link == "native" or self.transport != "tcp":
             return rate
@@ -180,7 +177,7 @@ class Setup:
 def single_step(
     model: str, batch: int, gpu: str | None, precision: str | None, single_rate: float | None
 ) -> tuple[float, str, float]:
-    """Milliseconds of a step on one GPU, where that comes from, and by what share it may be off."""
+    """Milliseconds of a step on one GPU, the source of that figure, and its relative uncertainty."""
     network = models.get(model)
     if gpu is not None:
         gpu_rates.get(gpu)

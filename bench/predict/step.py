@@ -1,8 +1,8 @@
-"""One data-parallel training step: from what a cluster is to how long a step takes and how sure that is.
+"""Duration of one data-parallel training step, and its uncertainty.
 
-A step is forward, then backward, during which gradients become ready in the order and at the times that the model's
-table gives. They are merged and all-reduced one group after the other; what is not done when backward ends is exposed.
-docs/predict.md gives the formulas and where each default comes from.
+A step is forward, then backward. During backward, gradients become ready in the order and at the times of the model's
+table. They are merged and all-reduced one group after the other. What is not finished when backward ends is exposed.
+docs/predict.md has the formulas and the source of each default.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ class _Step:
 def expected_slowest(count: int) -> float:
     """How far the slowest of `count` GPUs lags behind one, in mean delays.
 
-    Delays come from interrupts, collisions and clocks and have an exponential tail: the largest of n is the n-th
-    harmonic number, of which a single GPU's step contains one already.
+    Delays come from interrupts, collisions and clocks and have an exponential tail: the largest of n is expected to be
+    the n-th harmonic number. A single GPU's step already contains one mean delay.
     """
     return sum(1 / k for k in range(2, count + 1)) if count < 64 else math.log(count) + 0.5772 + 0.5 / count - 1
 
@@ -86,7 +86,7 @@ def step_ms(setup: Setup, parameters: Parameters = DEFAULTS) -> float:
 
 
 def link_gbps(setup: Setup, parameters: Parameters) -> float:
-    """Payload that one node's port carries, Gbit/s: its share of the line rate, at most the transport's ceiling."""
+    """Goodput of one node's port, Gbit/s: a share of the line rate, at most the transport's ceiling."""
     good = dict(parameters.goodput)[setup.transport]
     return min(good * setup.port_gbps, dict(parameters.ceiling_gbps)[setup.transport])
 
@@ -142,7 +142,7 @@ def _with_input(setup: Setup, step: _Step) -> _Step:
 
 @lru_cache(maxsize=64)
 def _ready_groups(model: str, every_tensor: bool) -> tuple[tuple[int, float], ...]:
-    """Gradients in backward order; those that are ready at the same moment as one, unless each goes on its own."""
+    """Gradients in backward order. Those that are ready at the same time are merged, unless each is sent on its own."""
     gradients = models.get(model).gradients_in_backward_order()
     if every_tensor:
         return tuple(gradients)
@@ -181,9 +181,9 @@ def _collective(setup: Setup, parameters: Parameters) -> tuple[float, float]:
 def _finish(
     setup: Setup, times: Sequence[float], sizes: Sequence[float], per_call: float, per_byte: float
 ) -> tuple[float, int]:
-    """When the last gradient is reduced, and in how many all-reduces."""
+    """Time at which the last gradient is reduced, and the number of all-reduces."""
     if setup.engine == "horovod" and setup.nodes > 1 and not setup.every_tensor:
-        # Half a cycle passes on average before a gradient that finds the network idle is seen.
+        # When the network is idle, a gradient waits half a cycle on average.
         times = [ready + setup.cycle_ms / 2 for ready in times]
     if setup.overlap == "none":
         return times[-1] + per_call + sum(sizes) * per_byte, 1
@@ -201,7 +201,7 @@ def _finish(
 def _in_buckets(
     times: Sequence[float], sizes: Sequence[float], per_call: float, per_byte: float, limit: float
 ) -> tuple[float, int]:
-    """Buckets that are fixed before training: each goes when its last gradient is ready."""
+    """Buckets are fixed before training. Each is sent when its last gradient is ready."""
     end, filled, calls = 0.0, 0.0, 0
     for index, (ready, size) in enumerate(zip(times, sizes, strict=True)):
         filled += size
@@ -214,10 +214,10 @@ def _in_buckets(
 def _best_merge(
     times: Sequence[float], sizes: Sequence[float], per_call: float, per_byte: float, limit: float
 ) -> tuple[float, int]:
-    """The merge of neighbours, none above the limit, that is done first.
+    """The merge of neighbours within the limit that finishes first.
 
-    Horovod takes whatever is ready at each cycle. The best merge is what that approaches, and unlike a replay of the
-    cycles it can only gain from a faster link.
+    Horovod merges what is ready at each cycle, which comes close to the best merge. Unlike a replay of the cycles, the
+    best merge never gets slower with a faster link.
     """
     ends = [0.0]
     calls = [0]
@@ -243,14 +243,14 @@ def _best_merge(
 def _parameter_server(
     setup: Setup, parameters: Parameters, times: Sequence[float], sizes: Sequence[float]
 ) -> tuple[float, int, float]:
-    """Push beside backward, pull beside the next forward, as layers come to need their parameters.
+    """Push during backward, and pull during the next forward.
 
-    A node's GPUs add up their gradients first; servers share the parameters evenly.
+    The GPUs of a node add up their gradients first. Servers share the parameters evenly.
     """
     nodes = setup.nodes
     servers = setup.servers or nodes
     link = link_gbps(setup, parameters) * 1e6 / 8
-    # With a server on every node a node keeps its own share; fewer servers carry every node's traffic.
+    # With a server on every node, a node keeps its own share. Fewer servers handle the traffic of all nodes.
     share = (nodes - 1) / nodes if servers >= nodes else nodes / servers
     per_byte = share / link * (1 + parameters.node_loss * math.log2(nodes / 2))
     end = 0.0
@@ -263,10 +263,10 @@ def _parameter_server(
 
 
 def _interval(setup: Setup, parameters: Parameters, step: _Step) -> tuple[float, float]:
-    """Factors on the rate between which four of five measurements are expected.
+    """Factors on the rate that bound the 80% interval.
 
-    Each doubt is moved on its own and the effects are added as independent: the bandwidth, the delay of the GPUs
-    (clusters lose between nothing and two and a half times the default), the single-GPU rate, and what remains.
+    Each uncertainty is varied alone, and the effects are added as independent: the bandwidth, the delay of the GPUs
+    (clusters lose between nothing and two and a half times the default), the single-GPU rate, and the rest.
     """
     total = step.total
     slower, faster = [setup.compute_doubt, parameters.rest], [setup.compute_doubt, parameters.rest]

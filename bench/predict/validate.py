@@ -8,7 +8,7 @@ from __future__ import annotations
 import csv
 import json
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from importlib import resources
@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from bench.catalogue import gpu_rates
-from bench.parse import OLD_TRANSPORTS, TRANSPORTS
+from bench.parse import OLD_TRANSPORTS, TRANSPORTS, number
 from bench.predict.fit import Observation, fit_ceiling
 from bench.predict.inputs import DEFAULTS, Parameters, Setup
-from bench.predict.step import Prediction, predict
+from bench.predict.step import predict
 from cluster.core.errors import UserError
 from cluster.core.tables import columns
 
@@ -71,16 +71,9 @@ def table(name: str) -> tuple[Row, ...]:
 
 
 def check_all() -> list[Checked]:
-    checks: tuple[Callable[[], Iterable[Checked]], ...] = (
-        _hkbu,
-        _dlperf,
-        _batchai,
-        _lowbandwidth,
-        _powerai,
-        _far,
-        _tf_benchmarks,
-    )
-    return [row for check in checks for row in check()]
+    # Each GPU type of batchai was a machine type of its own, and so a cluster.
+    alike = [row for name in ("hkbu-2020", "dlperf", "batchai") for row in check_table(name, table(f"{name}.csv"))]
+    return [*alike, *_lowbandwidth(), *_powerai(), *_far(), *_tf_benchmarks()]
 
 
 def summarise(rows: Iterable[Checked]) -> list[Summary]:
@@ -193,9 +186,7 @@ def _check_row(where: str, row: Row) -> None:
             raise UserError(f"--table: {where}: {column} {row[column]!r} is not a whole number")
     for column in ("images_per_second", "rate_gbps"):
         if column in row:
-            numbers = row[column].replace(".", "", 1) if row[column] else ""
-            if not numbers.isdigit() or float(row[column]) == 0:
-                raise UserError(f"--table: {where}: {column} {row[column]!r} is not a number above 0")
+            number(row[column] or "", f"--table: {where}: {column}")
     if row["transport"] not in TABLE_TRANSPORTS:
         known = ", ".join(TRANSPORTS)
         raise UserError(f"--table: {where}: transport {row['transport']!r} is not known, use one of {known}")
@@ -209,19 +200,6 @@ def read_table(path: Path) -> list[Row]:
     except OSError as error:
         raise UserError(f"--table: cannot read {path}: {error.strerror}") from error
     return list(csv.DictReader(text.splitlines()))
-
-
-def _hkbu() -> Iterable[Checked]:
-    return check_table("hkbu-2020", table("hkbu-2020.csv"))
-
-
-def _dlperf() -> Iterable[Checked]:
-    return check_table("dlperf", table("dlperf.csv"))
-
-
-# Each GPU type was a machine type, so a cluster, of its own.
-def _batchai() -> Iterable[Checked]:
-    return check_table("batchai", table("batchai.csv"))
 
 
 def _lowbandwidth() -> Iterable[Checked]:
@@ -353,7 +331,7 @@ def run(path: Path | None, as_json: bool) -> int:
     return 0
 
 
-def as_object(record: Checked | Summary | Prediction) -> dict[str, Any]:
+def as_object(record: Any) -> dict[str, Any]:
     return {name: rounded(value) for name, value in asdict(record).items()}
 
 

@@ -18,7 +18,7 @@ from markupsafe import Markup
 from bench import charts, words
 from bench.explain import diagnosis, verdict
 from bench.report import plots
-from bench.report.rows import COLUMNS, Row, row
+from bench.report.rows import Row, row
 from bench.results.points import Family, MergedPoint, Table
 from bench.results.runs import Run
 
@@ -252,8 +252,8 @@ def html(report: Report) -> str:
         lines = [line for line in grouped[groups[families[0].hardware]] if line["variant"] == families[0].variant]
         specs = page_specs(table)
     data = {
-        "columns": COLUMNS,
-        "rows": [[[line[name] for name in COLUMNS] for line in group] for group in grouped],
+        "columns": list(grouped[0][0]) if grouped else [],
+        "rows": [[list(line.values()) for line in group] for group in grouped],
         "families": described,
         "specs": specs,
         "titles": plots.TITLES,

@@ -85,6 +85,20 @@ def hover(*extra: alt.Tooltip) -> list[alt.Tooltip]:
     ]
 
 
+def interval(median: str, low: str, high: str, title: str, form: str) -> list[alt.Tooltip]:
+    named = ((median, title), (low, "95% from"), (high, "to"))
+    return [alt.Tooltip(f"{field}:Q", title=text, format=form) for field, text in named]
+
+
+def images_over_nodes(data: Any, look: Look, colour: Colour, tips: list[alt.Tooltip]) -> Any:
+    axis = alt.Axis(format=",~f", tickCount=6)
+    y = alt.Y("images_s:Q", title="images/s, all GPUs", scale=alt.Scale(zero=True), axis=axis)
+    base = alt.Chart(data)
+    dashed = base.mark_line(strokeDash=[5, 4], color=GREY, strokeWidth=1.5)
+    ideal = dashed.encode(x=nodes_axis(look), y=alt.Y("ideal:Q"), detail=f"{colour.field}:N")
+    return alt.layer(ideal, *curve(base, look, y, ("images_s", "images_low", "images_high"), colour, tips))
+
+
 def curve(
     base: alt.Chart, look: Look, y: alt.Y, fields: tuple[str, str, str], colour: Colour, tips: list[alt.Tooltip]
 ) -> list[Any]:
@@ -129,22 +143,12 @@ def of_fabric(look: Look) -> alt.Facet:
 
 def throughput(data: Any, look: Look) -> Any:
     colour = Colour("fabric", colour_scale(look.fabrics), legend())
-    y = alt.Y(
-        "images_s:Q", title="images/s, all GPUs", scale=alt.Scale(zero=True), axis=alt.Axis(format=",~f", tickCount=6)
-    )
     tips = hover(
-        alt.Tooltip("images_s:Q", title="images/s", format=",.4~r"),
-        alt.Tooltip("images_low:Q", title="95% from", format=",.4~r"),
-        alt.Tooltip("images_high:Q", title="to", format=",.4~r"),
+        *interval("images_s", "images_low", "images_high", "images/s", ",.4~r"),
         alt.Tooltip("ideal:Q", title="ideal", format=",.4~r"),
         alt.Tooltip("efficiency:Q", title="efficiency", format=".1%"),
     )
-    ideal = (
-        alt.Chart(data)
-        .mark_line(strokeDash=[5, 4], color=GREY, strokeWidth=1.5)
-        .encode(x=nodes_axis(look), y=alt.Y("ideal:Q"), detail="fabric:N")
-    )
-    layers = alt.layer(ideal, *curve(alt.Chart(data), look, y, ("images_s", "images_low", "images_high"), colour, tips))
+    layers = images_over_nodes(data, look, colour, tips)
     return facet(layers, of_batch(), look, TITLES["throughput"])
 
 
@@ -157,9 +161,7 @@ def efficiency(data: Any, look: Look) -> Any:
         axis=alt.Axis(format="%", values=[0, 0.25, 0.5, 0.75, 1], labelOverlap=False),
     )
     tips = hover(
-        alt.Tooltip("efficiency:Q", title="efficiency", format=".1%"),
-        alt.Tooltip("eff_low:Q", title="95% from", format=".1%"),
-        alt.Tooltip("eff_high:Q", title="to", format=".1%"),
+        *interval("efficiency", "eff_low", "eff_high", "efficiency", ".1%"),
         alt.Tooltip("eff_gpu:Q", title="against one GPU", format=".1%"),
         alt.Tooltip("images_s:Q", title="images/s", format=",.4~r"),
     )
@@ -190,9 +192,7 @@ def split(data: Any, look: Look) -> Any:
             tooltip=hover(
                 alt.Tooltip("what:N", title="part"),
                 alt.Tooltip("ms:Q", title="ms", format=",.4~r"),
-                alt.Tooltip("step_ms:Q", title="step ms", format=",.4~r"),
-                alt.Tooltip("step_low:Q", title="95% from", format=",.4~r"),
-                alt.Tooltip("step_high:Q", title="to", format=",.4~r"),
+                *interval("step_ms", "step_low", "step_high", "step ms", ",.4~r"),
                 alt.Tooltip("stragglers:N", title="slow nodes"),
             ),
         )
@@ -207,9 +207,7 @@ def bus(data: Any, look: Look) -> Any:
     y = alt.Y("bus:Q", title="Gbit/s", scale=alt.Scale(zero=True), axis=alt.Axis(format="~r"))
     x = nodes_axis(look)
     tips = hover(
-        alt.Tooltip("bus:Q", title="bus bandwidth, Gbit/s", format=".3~r"),
-        alt.Tooltip("bus_low:Q", title="95% from", format=".3~r"),
-        alt.Tooltip("bus_high:Q", title="to", format=".3~r"),
+        *interval("bus", "bus_low", "bus_high", "bus bandwidth, Gbit/s", ".3~r"),
         alt.Tooltip("link:Q", title="link measured, Gbit/s", format=".3~r"),
         alt.Tooltip("rate:Q", title="link rate, Gbit/s", format=".3~r"),
     )
@@ -224,23 +222,13 @@ def variants(data: Any, look: Look) -> Any:
     colours = [PALETTE[(i + 3) % len(PALETTE)] for i in range(len(look.variants))]
     scale = alt.Scale(domain=list(look.variants), range=colours)
     colour = Colour("variant", scale, legend())
-    y = alt.Y(
-        "images_s:Q", title="images/s, all GPUs", scale=alt.Scale(zero=True), axis=alt.Axis(format=",~f", tickCount=6)
-    )
     tips = hover(
         alt.Tooltip("variant:N", title="way"),
-        alt.Tooltip("images_s:Q", title="images/s", format=",.4~r"),
-        alt.Tooltip("images_low:Q", title="95% from", format=",.4~r"),
-        alt.Tooltip("images_high:Q", title="to", format=",.4~r"),
+        *interval("images_s", "images_low", "images_high", "images/s", ",.4~r"),
         alt.Tooltip("ideal:Q", title="ideal", format=",.4~r"),
         alt.Tooltip("data_wait:Q", title="data wait, ms", format=",.3~r"),
     )
-    ideal = (
-        alt.Chart(data)
-        .mark_line(strokeDash=[5, 4], color=GREY, strokeWidth=1.5)
-        .encode(x=nodes_axis(look), y=alt.Y("ideal:Q"), detail="variant:N")
-    )
-    layers = alt.layer(ideal, *curve(alt.Chart(data), look, y, ("images_s", "images_low", "images_high"), colour, tips))
+    layers = images_over_nodes(data, look, colour, tips)
     return facet(layers, of_fabric(look), look, TITLES["variants"])
 
 

@@ -118,12 +118,8 @@ def tables(found: list[Cell]) -> list[dict[str, Any]]:
     for (model, batch), members in sorted(groups.items()):
         curves = sorted({cell.curve for cell in members})
         known = {(cell.curve, cell.gpus): cell for cell in members}
-        rows = []
-        for gpus in sorted({cell.gpus for cell in members}):
-            row = [str(gpus)]
-            for curve in curves:
-                row.append(written(known.get((curve, gpus))))
-            rows.append(row)
+        sizes = sorted({cell.gpus for cell in members})
+        rows = [[str(gpus), *(written(known.get((curve, gpus))) for curve in curves)] for gpus in sizes]
         title = f"{MODEL_NAMES.get(model, model)}, batch {batch} per GPU"
         out.append({"title": title, "head": ["GPUs", *curves], "rows": rows})
     return out

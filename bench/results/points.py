@@ -27,7 +27,7 @@ ENGINE_NAMES = {
 
 @dataclass(frozen=True, order=True)
 class Family:
-    """What must be equal for points to share a curve's panel: kinds never mix."""
+    """The conditions that all points on one plot have in common. Kinds of devices never mix."""
 
     model: str
     device: str
@@ -36,7 +36,7 @@ class Family:
     compression: str
     data: str
     kind: str
-    # The GPU's name where the run says it; trials themselves only say cuda.
+    # The GPU's name, if the run records it. A trial only records cuda.
     gpu: str = ""
 
     @property
@@ -91,13 +91,13 @@ class MergedPoint:
     efficiency: Interval | None = None
     efficiency_gpu: float | None = None
     base: str = "one node"
-    # What stays the same along a curve: images per GPU, or in all where the plan scales strongly.
+    # The batch that is constant along a curve: per GPU, or in total with strong scaling.
     group: int = 0
     ideal: float | None = None
 
     @property
     def link(self) -> tuple[str, str]:
-        """What a curve belongs to: a fabric that changed its transport is another link."""
+        """A curve belongs to a fabric and its transport."""
         return (self.fabric, self.transport)
 
     @property
@@ -143,7 +143,7 @@ class Table:
 
     @property
     def families(self) -> list[Family]:
-        """Most points first: the first is the headline."""
+        """Sorted by their number of points; the first is the headline."""
         counts: dict[Family, int] = defaultdict(int)
         for point in self.points:
             counts[point.family] += 1
@@ -175,25 +175,14 @@ def merge_breakdowns(trials: list[Trial]) -> Breakdown | None:
     if not known:
         return None
     return Breakdown(
-        compute=statistics.median(part.compute for part in known),
-        exposed_comm=statistics.median(part.exposed_comm for part in known),
-        data_wait=statistics.median(part.data_wait for part in known),
-        straggler_wait=statistics.median(part.straggler_wait for part in known),
+        **{name: statistics.median(getattr(one, name) for one in known) for name in Breakdown.model_fields}
     )
 
 
 def family_of(trial: Trial, gpu: str = "") -> Family:
-    point = trial.point
-    return Family(
-        model=point.model,
-        device=point.device,
-        gpus_per_node=point.gpus_per_node,
-        engine=point.engine,
-        compression=point.compression,
-        data=point.data,
-        kind=trial.kind,
-        gpu=gpu if trial.kind == "cuda" else "",
-    )
+    point, named = trial.point, gpu if trial.kind == "cuda" else ""
+    where = (point.model, point.device, point.gpus_per_node)
+    return Family(*where, point.engine, point.compression, point.data, trial.kind, named)
 
 
 def tabulate(trials: list[Trial], strong: bool = False, gpu: str = "") -> Table:
@@ -233,13 +222,13 @@ def tabulate(trials: list[Trial], strong: bool = False, gpu: str = "") -> Table:
     points.sort(key=lambda point: (point.family, point.rate_gbps, point.link, point.group, point.nodes))
     table = Table(points=points, failed=[trial for trial in trials if trial.status == "failed"], strong=strong)
     if unmeasured:
-        table.notes.append(f"{unmeasured} trials say ok but carry no step time; they are left out")
+        table.notes.append(f"{unmeasured} trials have status ok but no step time; they were left out")
     add_efficiency(table)
     return table
 
 
 def add_efficiency(table: Table) -> None:
-    """Efficiency against one node of the same family and batch; one node uses no fabric, so any fabric's will do."""
+    """Efficiency relative to one node of the same family and batch. One node uses no fabric, so any fabric's serves."""
     ones: dict[tuple[Family, int], list[MergedPoint]] = defaultdict(list)
     one_gpu: dict[tuple[str, ...], MergedPoint] = {}
     for point in table.points:
@@ -267,13 +256,13 @@ def add_efficiency(table: Table) -> None:
             high=point.ips.high / (point.nodes * base.low),
         )
         if point.nodes == 1 and own:
-            # A point compared with itself is 1 by definition; its own spread would only repeat the throughput's.
+            # A point relative to itself is 1 by definition. Its interval would only repeat that of the throughput.
             point.efficiency = Interval(median=1.0, low=1.0, high=1.0)
         single = one_gpu.get(gpu_key(point))
         if single is not None:
             point.efficiency_gpu = point.ips.median / (point.gpus * single.ips.median)
     for text in sorted(estimated)[:5]:
-        table.notes.append(f"no one-node point for {text}: its efficiency is measured against compute time alone")
+        table.notes.append(f"no one-node point for {text}: its efficiency is calculated against compute time alone")
 
 
 def gpu_key(point: MergedPoint) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Reading a run: its folder or file, what could be read, and what could not."""
+"""Read a run from its folder or file, and list what could not be read."""
 
 from __future__ import annotations
 
@@ -37,21 +37,21 @@ class Run:
 
     @property
     def gpu(self) -> str:
-        """The one GPU model that the run's nodes have, if they are all alike and say so."""
+        """The GPU model of the nodes, if the provenance names exactly one."""
         nodes = self.provenance.get("nodes")
         described = [node for node in nodes.values() if isinstance(node, dict)] if isinstance(nodes, dict) else []
         found = {str(node.get("gpu_model") or "none") for node in described} - {"none"}
         return found.pop()[:40].upper() if len(found) == 1 else ""
 
     def transport(self, fabric: str) -> str | None:
-        """How a fabric carried bytes, as the provenance says."""
+        """The transport of a fabric, as the provenance records it."""
         fabrics = self.provenance.get("fabrics")
         described = fabrics.get(fabric) if isinstance(fabrics, dict) else None
         found = described.get("transport") if isinstance(described, dict) else None
         return found if found in get_args(TransportName) else None
 
     def add_transports(self) -> None:
-        """Points of schema 1 have no transport: take the provenance's. Without one they keep the default, tcp."""
+        """Points of schema 1 have no transport: use that of the provenance, or else the default, tcp."""
         for number, trial in enumerate(self.trials):
             found = self.transport(trial.point.fabric)
             if found and "transport" not in trial.point.model_fields_set:
@@ -70,7 +70,7 @@ def run_folders(results: Path) -> list[Path]:
 
 
 def find_run(text: str, results: Path | None = None, field: str = "RUN") -> Path:
-    """The path a user meant by RUN (or by the option `field`): a run folder, a trials file, or `latest`."""
+    """Resolve RUN (or the option `field`): a run folder, a trials file, or `latest`."""
     results = results or store.RESULTS
     if text == "latest":
         folders = run_folders(results)
@@ -110,7 +110,7 @@ def load(text: str | Path, results: Path | None = None, field: str = "RUN") -> R
 
 
 def print_problems(run: Run) -> None:
-    """For commands whose output has no place for them."""
+    """For commands that do not show them in their output."""
     for text in run.problems:
         print(f"bench: {run.name}: {text}", file=sys.stderr)
 
@@ -132,7 +132,7 @@ def read_object(path: Path, problems: list[str], needed: bool) -> dict[str, Any]
 
 
 def find_trial(text: str, results: Path | None = None) -> tuple[Run, Trial] | None:
-    """The run and trial meant by `RUN/ID` or by a bare trial id, newest run first; None when text is no trial."""
+    """Find `RUN/ID` or a bare trial id, newest run first. None if the text is not a trial id."""
     results = results or store.RESULTS
     head, _, tail = text.rpartition("/")
     if not TRIAL_ID.fullmatch(tail) or Path(text).exists():
@@ -145,7 +145,7 @@ def find_trial(text: str, results: Path | None = None) -> tuple[Run, Trial] | No
         run = load(folder, results)
         matches = [trial for trial in run.trials if trial.id.startswith(tail)]
         if len(matches) > 1:
-            raise UserError(f"TRIAL: {tail} fits {len(matches)} trials of {run.name}; give more digits")
+            raise UserError(f"TRIAL: {tail} matches {len(matches)} trials of {run.name}; give more digits")
         if matches:
             return run, matches[0]
     raise UserError(

@@ -8,11 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bench.catalogue import models
 from bench.parse import TRANSPORTS, counts, number, numbers, share, transport
-from bench.predict.inputs import ENGINES, Setup, single_step
+from bench.predict.inputs import Setup, single_step
 from bench.predict.step import Prediction, predict
-from bench.sizing.components import gpu_price
+from bench.sizing.components import add_training_arguments, gpu_price
 from cluster.core import prices
 from cluster.core.errors import UserError
 from cluster.core.tables import columns
@@ -55,19 +54,14 @@ def options(
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--target-efficiency", default="0.9", help="share of ideal scaling to reach (default 0.9)")
     parser.add_argument("--gpus", type=int, default=64)
-    parser.add_argument("--model", default="resnet50", help=", ".join(models.NAMES))
-    parser.add_argument("--gpu", help="device profile")
-    parser.add_argument("--precision")
-    parser.add_argument("--single-rate", type=float, help="measured images/s of one GPU, at the one --batch given")
+    add_training_arguments(parser)
     parser.add_argument("--batch", default=None, help="batches to consider (default 32,64,128)")
     parser.add_argument("--gpus-per-node", default="1,2,4,8", help="to consider (default 1,2,4,8)")
     parser.add_argument("--rate-gbps", help="to consider (default: every rate that has a price)")
     parser.add_argument(
         "--transport", help=f"to consider: a list of {', '.join(TRANSPORTS)} (default: those with prices)"
     )
-    parser.add_argument("--engine", choices=ENGINES, default="horovod")
     parser.add_argument("--sure", action="store_true", help="reach the target at the low end of the 80%% interval too")
-    parser.add_argument("--gpu-price", help="USD per GPU hour")
     parser.add_argument("--node-price", help="USD per node hour without GPUs (default: `cluster prices`)")
     parser.add_argument(
         "--port-price",

@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 from dataclasses import asdict, dataclass, fields, replace
 
-from bench.catalogue import gpu_rates
+from bench.catalogue import gpu_rates, models
 from bench.parse import number
+from bench.predict.inputs import ENGINES
 from cluster.core import prices
 from cluster.core.errors import UserError
 
@@ -46,6 +47,15 @@ def from_arguments(overrides: list[str]) -> Speeds:
             raise UserError(f"--speed: {name!r} is not known, use one of {', '.join(known)}")
         speeds = replace(speeds, **{name: number(value, f"--speed {name}")})
     return speeds
+
+
+def add_training_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--model", default="resnet50", help=f"{', '.join(models.NAMES)} (default resnet50)")
+    parser.add_argument("--gpu", help=f"device profile: {', '.join(gpu_rates.PROFILES)}")
+    parser.add_argument("--precision", help="fp32, tf32, amp or fp16, where published (default: the GPU's usual one)")
+    parser.add_argument("--single-rate", type=float, help="measured images/s of one GPU, at the given --batch")
+    parser.add_argument("--engine", choices=ENGINES, default="horovod", help="(default horovod)")
+    parser.add_argument("--gpu-price", help="USD per GPU hour (default: `cluster prices`)")
 
 
 def gpu_price(given: str | None, gpu: str | None) -> float:

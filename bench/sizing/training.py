@@ -6,11 +6,10 @@ import argparse
 import json
 from dataclasses import asdict, dataclass
 
-from bench.catalogue import models
 from bench.parse import TRANSPORTS, counts, number, transport
-from bench.predict.inputs import ENGINES, Setup, single_step
+from bench.predict.inputs import Setup, single_step
 from bench.predict.step import predict
-from bench.sizing.components import gpu_price
+from bench.sizing.components import add_training_arguments, gpu_price
 from bench.sizing.transfer import readable
 from cluster.core.errors import UserError
 from cluster.core.tables import columns
@@ -49,18 +48,13 @@ def project(setup: Setup, images: float, epochs: float, gpu_hour: float) -> Proj
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dataset-tb", required=True, help="size of the data set in TB")
     parser.add_argument("--image-kb", default=str(IMAGE_KB), help=f"mean size of an image (default {IMAGE_KB:g})")
-    parser.add_argument("--model", default="resnet50", help=", ".join(models.NAMES))
-    parser.add_argument("--batch", type=int, default=64)
-    parser.add_argument("--gpu", help="device profile")
-    parser.add_argument("--precision")
-    parser.add_argument("--single-rate", type=float, help="measured images/s of one GPU")
+    parser.add_argument("--batch", type=int, default=64, help="images per GPU and step (default 64)")
+    add_training_arguments(parser)
     parser.add_argument("--gpus", default="1", help="GPUs, or a list; one GPU is always shown")
     parser.add_argument("--gpus-per-node", type=int, default=4)
     parser.add_argument("--rate-gbps", default="10")
     parser.add_argument("--transport", default="tcp", help=f"{', '.join(TRANSPORTS)} (default tcp)")
-    parser.add_argument("--engine", choices=ENGINES, default="horovod")
     parser.add_argument("--epochs", default="90", help="passes over the data (default 90)")
-    parser.add_argument("--gpu-price", help="USD per GPU hour (default: a round list price)")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -137,7 +137,7 @@ def test_a_table_of_ones_own_is_validated_alike(tmp_path: Path, capsys: pytest.C
     assert [row["role"] for row in rows] == ["baseline", "fit", "predicted"]
     own.write_text(head + "resnet50,64,4,10gbe,tcp,8,many\n")
     assert main(["predict", "--validate", "--table", str(own)]) == 2
-    assert "line 2: images_per_second 'many'" in capsys.readouterr().err
+    assert "line 2: images_per_second: 'many' is not a number" in capsys.readouterr().err
     own.write_text(head + "resnet50,64,4,10gbe,tcp,8,1900\n")
     assert main(["predict", "--validate", "--table", str(own)]) == 2
     assert "no row with 1 GPU" in capsys.readouterr().err
