@@ -10,13 +10,13 @@ import altair as alt
 
 from bench.results.points import Family, MergedPoint
 
-# Okabe-Ito: told apart by colour-blind readers, and readable on white and on near-black.
+# Colours that colour-blind readers can distinguish, on white and on near-black.
 PALETTE = ["#e8743b", "#3b82d6", "#1fa187", "#b05cc6", "#c9a227", "#7a869a", "#d6497f", "#5b6ee1"]
 GREY = "#8a94a6"
 
 
 def caveat(family: Family, points: Sequence[MergedPoint], constructed: bool = False) -> str:
-    """What must be said on the plot itself, so that a copied picture still says it."""
+    """What the plot itself must say, so that a copy of it still does."""
     said = []
     if constructed:
         said.append("CONSTRUCTED example")
@@ -26,14 +26,14 @@ def caveat(family: Family, points: Sequence[MergedPoint], constructed: bool = Fa
             factors += span("t", [point.slowdown for point in points])
         said.append(f"EMULATED {family.device_name} (scale model{factors})")
         if any(point.converged is False for point in points):
-            said.append("hollow: differs at 2s")
+            said.append("hollow: differs at twice the scale factor")
     elif family.kind == "cpu":
         said.append("trained on CPUs")
     return ", ".join(said)
 
 
 def span(name: str, values: Sequence[float | None]) -> str:
-    """A factor of the scale model, as it goes into a caveat; nothing where no point has it."""
+    """A factor of the scale model for a caveat; empty if no point has it."""
     known = sorted({value for value in values if value is not None})
     if not known:
         return ""

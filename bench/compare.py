@@ -19,12 +19,12 @@ Key = tuple[Any, ...]
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("a", metavar="A", help="baseline: a run folder, a trials file, or latest")
-    parser.add_argument("b", metavar="B", help="the run to judge")
+    parser.add_argument("b", metavar="B", help="the run to compare with it")
     parser.add_argument(
         "--tolerance",
         default="5%",
         metavar="SHARE",
-        help="slower by up to this is no regression (default 5%%; or 0.05)",
+        help="slowdown that does not count as a regression (default 5%%; or 0.05)",
     )
     parser.add_argument("--json", action="store_true", help="print the comparison as JSON")
 
@@ -57,7 +57,7 @@ def parse_tolerance(text: str) -> float:
 
 
 def key(point: Point) -> Key:
-    """The conditions without the transport, so that a run of schema 1, which may not know it, still compares."""
+    """The conditions without the transport, which a run of schema 1 may not have recorded."""
     return tuple(point.model_dump(exclude={"repeat", "transport"}).values())
 
 
@@ -124,16 +124,16 @@ def emulated(*tables: Table) -> bool:
 
 
 def passing_tolerance(worse: list[Pair]) -> float | None:
-    """The smallest tolerance, in tenths of a per cent, under which nothing would be a regression; None when none is."""
+    """The smallest tolerance, in tenths of a per cent, without a regression; None if there is none."""
     if not worse or any(pair.change is None for pair in worse):
         return None
     deepest = max(-(pair.change or 0.0) for pair in worse)
-    # Rounded up with a little room, so that the printed figure itself passes.
+    # Rounded up with a small margin, so that the printed figure passes.
     return math.ceil(deepest * 1000 + 1e-9) / 1000
 
 
 def differences(before: Run, after: Run) -> list[str]:
-    """What differs between the two environments, for the reader who wonders why."""
+    """Differences between the two environments."""
     out = []
     for name in sorted(before.provenance.keys() | after.provenance.keys()):
         if name in ("created", "finished", "nodes"):

@@ -23,7 +23,7 @@ FORMATS = ("csv", "json", "mlperf", "tensorboard")
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", nargs="?", default="latest", help="a run folder, or latest (default)")
-    parser.add_argument("--format", choices=FORMATS, default="csv", help="what to write (default csv)")
+    parser.add_argument("--format", choices=FORMATS, default="csv", help="output format (default csv)")
     parser.add_argument("--out", type=Path, metavar="PATH", help="file (tensorboard: folder); default: standard output")
     parser.add_argument("--json", action="store_true", help="same as --format json")
 
@@ -33,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
     loaded = load(args.run)
     print_problems(loaded)
     if kind == "tensorboard" and args.out is None:
-        raise UserError("--out: TensorBoard wants a folder; add --out DIR and open it with tensorboard --logdir DIR")
+        raise UserError("--out: TensorBoard needs a folder; add --out DIR and open it with tensorboard --logdir DIR")
     if args.out is None:
         print(WRITERS[kind](loaded), end="")
         return 0
@@ -85,7 +85,7 @@ def as_csv(run: Run) -> str:
 
 
 def harmless(value: Any) -> Any:
-    """Spreadsheets run a cell that starts like a formula; a leading quote keeps it text."""
+    """Spreadsheets execute a cell that starts like a formula. A leading quote keeps it text."""
     if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r"):
         return "'" + value
     return value

@@ -1,4 +1,4 @@
-"""Sum up the communication that compute did not hide, step by step, from a Horovod timeline."""
+"""Sum up the exposed communication of each step from a Horovod timeline."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """The events of a trace; one that was cut off (the job was killed) is read up to its last whole event."""
+    """The events of a trace. A trace that was cut off is read up to its last complete event."""
     try:
         text = path.read_text(errors="replace")
     except OSError as error:
@@ -101,7 +101,7 @@ def salvage(text: str) -> list[Any] | None:
         try:
             found = json.loads(text[: end + 1].rstrip().rstrip(",") + "]")
         except ValueError:
-            # A brace inside an unfinished event: go back to the end of the line before.
+            # The brace is inside an unfinished event: go back to the end of the line before.
             cut = text.rfind("\n", 0, end)
             end = text.rfind("}", 0, cut) if cut > 0 else -1
             continue
@@ -156,8 +156,8 @@ def measure(number: int, members: list[Occurrence], before_us: float | None, com
         # The next step starts when the last gradient of this one has arrived.
         compute_end = min(before_us + 1000 * compute_ms, end)
     else:
-        # Every rank had its last gradient by then. A background thread that is busy reducing notices late, so what
-        # follows is the least that was exposed.
+        # Every rank had its last gradient by then. A background thread that is busy reducing notices late, so the
+        # exposed time is at least what follows.
         compute_end = last.all_ready or last.first_ready
     exposed = sum(max(0.0, stop - max(start, compute_end)) for start, stop in spans)
     total = sum(stop - start for start, stop in spans)
@@ -243,6 +243,6 @@ def as_text(summary: dict[str, Any], steps: list[Step]) -> str:
     )
     if summary["lower_bound"]:
         lines.append(
-            "Horovod's file does not say when compute ended; --compute-ms gives an estimate instead of a lower bound."
+            "The timeline does not record when compute ended. --compute-ms gives an estimate instead of a bound."
         )
     return "\n".join(lines)

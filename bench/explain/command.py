@@ -1,4 +1,4 @@
-"""Name the weakest link of a run or a trial, the next one after it, and the change that buys most."""
+"""Name the weakest link of a run or a trial, the next one, and the change that gains most."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=VALUE",
         action="append",
         default=[],
-        help="what a stage can do per node, e.g. storage=200MB/s or decode=180images/s",
+        help="capacity of a stage per node, such as storage=200MB/s or decode=180images/s",
     )
-    parser.add_argument("--gpu", help="device for the roofline when the trial does not name one")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the roofline: a .png or .svg file")
+    parser.add_argument("--gpu", help="device for the roofline, if the trial does not name one")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="write the roofline as a .png or .svg file")
     parser.add_argument("--json", action="store_true", help="print everything as JSON")
 
 
@@ -46,7 +46,7 @@ class Change:
 
 def run(args: argparse.Namespace) -> int:
     if args.plot is not None and args.plot.suffix not in (".png", ".svg"):
-        raise UserError(f"--plot: {args.plot.name} is neither .png nor .svg; name the file accordingly")
+        raise UserError(f"--plot: {args.plot.name} is neither .png nor .svg; use one of these suffixes")
     given = dict(weakest_link.parse_capacity(text) for text in args.capacity)
     found = find_trial(args.target)
     report = explain_trial(*found, given, args.gpu) if found else explain_run(load(args.target), given, args.gpu)
@@ -68,7 +68,7 @@ def draw(trial: str | None, run: Run, gpu: str | None, path: Path) -> None:
 
 
 def explain_run(run: Run, given: dict[str, Any] | None = None, gpu: str | None = None) -> dict[str, Any]:
-    """The point the report's verdict is about."""
+    """Explain the point of the report's verdict."""
     table = run.table()
     judged = verdict.judge(run, table)
     report: dict[str, Any] = {"run": run.name, "verdict": judged.sentence, "missing": verdict.missing(run, table)}
@@ -90,7 +90,7 @@ def explain_trial(
         return report | explain_failed(trial)
     point = next((p for p in run.table().points if any(t.id == trial.id for t in p.trials)), None)
     if point is None:
-        raise UserError(f"TRIAL: {trial.id} carries no step time, so there is nothing to explain")
+        raise UserError(f"TRIAL: {trial.id} has no step time, so there is nothing to explain")
     return report | explain_point(point, {**run.capacities, **(given or {})}, gpu)
 
 
@@ -188,21 +188,21 @@ def weakest(cut: weakest_link.Cut | None) -> dict[str, Any] | None:
 
 
 def overlap_note(point: MergedPoint, chain: list[weakest_link.Stage], cut: weakest_link.Cut | None) -> str | None:
-    """Why the flow stays below the cut: compute and communication take turns when they cannot overlap."""
+    """Why the flow is below the cut: compute and communication take turns if they do not overlap."""
     if cut is None or point.ips.median >= 0.85 * cut.images_per_second or point.breakdown is None:
         return None
     shown = words.significant(point.breakdown.exposed_comm)
     return (
         f"No link is full: the weakest would allow {words.significant(cut.images_per_second)} images/s. Compute and "
-        f"communication take turns instead of overlapping ({shown} ms of communication shows in every step)."
+        f"communication take turns instead of overlapping ({shown} ms of communication is exposed in every step)."
     )
 
 
 def changes(point: MergedPoint, chain: list[weakest_link.Stage]) -> list[Change]:
-    """What single changes would give, best first."""
+    """The gain of each change alone, best first."""
     out: list[Change] = []
     now, step, parts = point.ips.median, point.step_ms.median, point.breakdown
-    # A saturated host distorts every part of the step: nothing predicted from it would hold.
+    # A saturated host distorts every part of the step, so a prediction from it would be wrong.
     if parts is None or diagnosis.diagnose(point).limit == "host-cpu":
         return out
 

@@ -10,10 +10,10 @@ from bench.results.points import MergedPoint
 from bench.results.trial import Point, Trial
 from cluster.core.errors import UserError
 
-# Below this share of a step lost, the accelerator itself is what a user would have to replace.
+# If less than this share of a step is lost, the accelerator is the limit.
 LOSS_WORTH_NAMING = 0.20
 CPU_SATURATED = 90.0
-# Cores that decode this share of the time have no more to give: the rest is handing over.
+# Cores that decode for this share of the time are at their limit. The rest is overhead.
 DECODE_BUSY = 0.75
 LINK_FULL = 0.75
 LINK_AS_CONFIGURED = 0.80
@@ -61,19 +61,6 @@ def wire_bytes(point: Point) -> float | None:
     return 2 * (point.nodes - 1) / point.nodes * size * WIRE_SHARE.get(point.compression, 1.0)
 
 
-def comm_ms(point: MergedPoint) -> float | None:
-    """Time the wire was busy in a step, hidden or not."""
-    size = wire_bytes(point.trials[0].point)
-    if size is None or point.nodes == 1:
-        return None
-    speed = point.bus_gbps.median if point.bus_gbps else point.link_gbps
-    if not speed:
-        return None
-    exposed = point.breakdown.exposed_comm if point.breakdown else 0.0
-    # Bus bandwidth is defined on uncompressed gradients by some tools; what was seen exposed is a floor either way.
-    return max(size * 8 / speed / 1e6, exposed)
-
-
 def stray_interfaces(trial: Trial) -> dict[str, tuple[str, float]]:
     """Node -> (interface, share of its bytes) for nodes that sent most of their traffic over another interface."""
     found: dict[str, tuple[str, float]] = {}
@@ -96,26 +83,26 @@ def diagnose(point: MergedPoint) -> Diagnosis:
             return wrong_interface(trial, stray)
     parts = point.breakdown
     if parts is None:
-        return Diagnosis("unknown", "the trial has no split of its step time", "record a breakdown with `bench sweep`")
+        return Diagnosis("unknown", "the trial has no breakdown of its step time", "record one with `bench sweep`")
     step = point.step_ms.median
     losses = {"comm": parts.exposed_comm, "data": parts.data_wait, "straggler": parts.straggler_wait}
     worst = max(losses, key=lambda name: losses[name])
     lost = losses[worst]
     share = words.percent(lost / step)
     cpu = point.host_cpu
-    # MPI ranks poll while they wait, so a busy CPU alone proves nothing: where the step did not change at twice the
-    # scale factor, that is with half the bytes to move, the host was not what held it up.
+    # MPI ranks poll while they wait, so a busy CPU alone proves nothing. If the step did not change at twice the scale
+    # factor, with half the bytes to send, the host was not the limit.
     cleared = point.family.kind == "cpu" or point.converged is True
     saturated = cpu is not None and cpu >= CPU_SATURATED and not cleared
     if sum(losses.values()) < LOSS_WORTH_NAMING * step:
         return Diagnosis(
             "compute",
             f"{words.percent(parts.compute / step)} of every step is compute",
-            "use a faster accelerator, or more of them: the network and the data keep up",
+            "use a faster accelerator, or more of them: the network and the data path keep up",
             sum(losses.values()),
         )
     if worst == "straggler":
-        names = words.several(point.stragglers) if point.stragglers else "a node nobody named"
+        names = words.several(point.stragglers) if point.stragglers else "an unknown node"
         return Diagnosis(
             "straggler",
             f"the others wait for {names} during {share} of every step",
@@ -167,14 +154,14 @@ def diagnose_communication(point: MergedPoint, lost: float, saturated: bool) -> 
     if used is not None and used < LINK_FULL:
         return Diagnosis(
             "collective",
-            f"communication shows during {share} of every step, but the all-reduce uses only {words.percent(used)} "
-            "of the link",
+            f"communication is exposed during {share} of every step, but the all-reduce uses only "
+            f"{words.percent(used)} of the link",
             "tune the collective (`make tune`) before buying a faster network",
             lost,
         )
     return Diagnosis(
         "network",
-        f"communication shows during {share} of every step"
+        f"communication is exposed during {share} of every step"
         + (f" and the all-reduce fills {words.percent(min(used, 1.0))} of the link" if used is not None else ""),
         "use a faster fabric, gradient compression, or a larger batch",
         lost,

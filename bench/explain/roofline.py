@@ -1,4 +1,4 @@
-"""How close a model comes to what the device could do: arithmetic against memory traffic."""
+"""How close a model comes to the limits of a device: arithmetic and memory traffic."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bench.catalogue import gpu_rates, models
 from bench.results.points import MergedPoint
 from cluster.core.errors import UserError
 
-# (TFLOP/s at the precision the published training rates use, GB/s of memory); remembered, not looked up.
+# (TFLOP/s at the precision the published training rates use, GB/s of memory); from memory, not looked up.
 PEAKS = {
     "k80": (4.37, 240, "fp32, one of the board's two dies"),
     "gtx1080ti": (11.3, 484, "fp32"),
@@ -56,7 +56,7 @@ class Roofline:
 
 
 def draw(roof: Roofline, point: MergedPoint, path: Path) -> None:
-    """The roof, and the model under it, as one picture (PNG or SVG by the file's name)."""
+    """Plot the roof and the model under it. The suffix of the path is the format."""
     import altair as alt
 
     from bench import charts
@@ -91,7 +91,7 @@ def draw(roof: Roofline, point: MergedPoint, path: Path) -> None:
 
 
 def activations(model: models.Model) -> float:
-    """Numbers the layers of one image produce: each takes one multiply-accumulate per weight of its filter."""
+    """Activations of one image: each takes one multiply-accumulate per weight of its filter."""
     total = 0.0
     for layer in model.layers:
         weights = next((shape for shape in layer.shapes if len(shape) > 1), None)
@@ -101,7 +101,7 @@ def activations(model: models.Model) -> float:
 
 
 def roofline(point: MergedPoint, gpu: str | None) -> Roofline | None:
-    """None when the device's peaks or the model's layers are not known."""
+    """None if the device's peaks or the model's layers are not known."""
     name = gpu or point.family.gpu.lower() or point.family.device.removeprefix("emulated:")
     name = gpu_rates.ALIASES.get(name, name)
     if gpu and name not in PEAKS:

@@ -1,4 +1,4 @@
-"""The one sentence that says how the cluster scales, why, and what would change it; and the findings beneath it."""
+"""One sentence on how the cluster scales, why, and what would change it; and the findings below it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MOST_COMPARISONS = 3
 
 @dataclass(frozen=True)
 class Part:
-    """A piece of the sentence; a number keeps its value so that it can be checked against the data."""
+    """A part of the sentence. A number keeps its value, so that it can be checked against the data."""
 
     text: str
     key: str = ""
@@ -81,13 +81,13 @@ def headline(table: Table) -> Verdict:
             first = words.brief(table.failed[0].error or "no error text was recorded")
             return Verdict(
                 [
-                    text("Nothing can be said yet: all "),
+                    text("No verdict yet: all "),
                     Part(f"{len(table.failed)}", "failed", len(table.failed), "measured"),
                     text(f" trials failed. The first: {first}"),
                 ],
                 "unknown",
             )
-        return Verdict([text("Nothing can be said yet: the run holds no measured trial.")], "unknown")
+        return Verdict([text("No verdict yet: the run has no measured trial.")], "unknown")
     point = headline_point(points)
     found = diagnosis.diagnose(point)
     if found.limit == "wrong-nic":
@@ -97,7 +97,7 @@ def headline(table: Table) -> Verdict:
 
 
 def headline_point(points: list[MergedPoint]) -> MergedPoint:
-    """Slowest fabric, most nodes, middle batch: where scaling is hardest, at a batch that flatters nobody."""
+    """Slowest fabric, most nodes, middle batch: where scaling is hardest, at a typical batch."""
     slowest = min(point.rate_gbps for point in points)
     on_it = [point for point in points if point.rate_gbps == slowest]
     most = max(point.nodes for point in on_it)
@@ -122,7 +122,7 @@ def sentence(point: MergedPoint, found: Diagnosis, table: Table) -> list[Part]:
     parts = subject(point)
     step, split = point.step_ms.median, point.breakdown
     if found.limit in ("storage", "decode") and split is not None:
-        # Every node may be starved alike, which scales perfectly: efficiency would hide the problem.
+        # If all nodes wait for data alike, scaling is perfect: efficiency would hide the problem.
         what = "reading the data" if found.limit == "storage" else "decoding images on the CPU"
         faster = step / (step - split.data_wait)
         thing = "storage" if found.limit == "storage" else "decoding"
@@ -195,7 +195,7 @@ def sentence(point: MergedPoint, found: Diagnosis, table: Table) -> list[Part]:
 
 
 def network_options(point: MergedPoint, table: Table) -> list[Part]:
-    """Faster fabrics: measured ones by name, otherwise the next common rate as a prediction; then the rate for 80%."""
+    """Faster fabrics: measured ones, or else the next common rate as a prediction; then the rate for 80%."""
     same = [
         other
         for other in table.of(point.family)
@@ -266,7 +266,7 @@ def one_node_verdict(family: Family, table: Table) -> Verdict:
         [
             text(f"One {emulated}{family.device_name} node trains {family.model_name} at "),
             Part(words.significant(point.ips.median), "images_per_second", point.ips.median, "measured"),
-            text(f" images/s at batch {point.batch}; how it scales takes a run with two nodes or more."),
+            text(f" images/s at batch {point.batch}; a run with two nodes or more shows how it scales."),
         ],
         "unknown",
         point,
@@ -275,7 +275,7 @@ def one_node_verdict(family: Family, table: Table) -> Verdict:
 
 
 def findings(run: Run, table: Table, verdict: Verdict) -> list[str]:
-    """Short facts worth knowing next to the verdict, most important first."""
+    """Short facts beside the verdict, most important first."""
     out: list[str] = []
     point = verdict.point
     if verdict.diagnosis is not None and not (point is not None and point.nodes == 1):
@@ -302,7 +302,7 @@ def findings(run: Run, table: Table, verdict: Verdict) -> list[str]:
         out.append(f"{fabric} was not used in {len(trials)} trials: {found.reason}.")
     slow = sorted({name for other in table.points for name in other.stragglers})
     if slow and verdict.limit != "straggler":
-        out.append(f"Slow nodes were seen: {words.several(slow)}.")
+        out.append(f"Slow nodes: {words.several(slow)}.")
     unsure = [other for other in table.points if other.converged is False]
     if unsure:
         out.append(
@@ -313,7 +313,7 @@ def findings(run: Run, table: Table, verdict: Verdict) -> list[str]:
 
 
 def real_data(table: Table) -> list[str]:
-    """Real images against synthetic ones at the same point, the largest cluster first; and what was skipped."""
+    """Real images against synthetic ones at the same point, largest cluster first; and skipped samples."""
     out: list[str] = []
     same = {
         (replace(point.family, data="synthetic"), point.link, point.nodes, point.batch): point
@@ -372,12 +372,12 @@ def missing(run: Run, table: Table) -> list[str]:
     if table.points and not any(point.bus_gbps for point in table.points if point.nodes > 1):
         out.append("no bus bandwidth was recorded")
     if table.points and not any(point.breakdown for point in table.points):
-        out.append("no split of the step time was recorded")
+        out.append("no breakdown of the step time was recorded")
     return out
 
 
 def fabric_name(entry: object) -> str | None:
-    """Plans list fabrics as names or as objects with a name."""
+    """A plan lists fabrics as names or as objects with a name."""
     if isinstance(entry, str):
         return entry
     if isinstance(entry, dict) and isinstance(entry.get("name"), str):

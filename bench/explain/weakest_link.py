@@ -20,9 +20,9 @@ from cluster.core.errors import UserError
 
 IMAGE_BYTES = 110_000.0
 TENSOR_BYTES = 224 * 224 * 3 * 4.0
-# Component speeds in bytes/s where nobody measured: vendors' sequential rates and a PCIe 3.0 x16 slot in practice.
+# Speeds in bytes/s of components that were not measured: sequential rates of vendors, and PCIe 3.0 x16 in practice.
 PUBLISHED = {"ssd": 0.4e9, "hdd": 0.2e9, "pcie": 12e9}
-# Flow algorithms want whole numbers: a thousandth of an image per second is fine enough.
+# Flow algorithms need integers: the unit is a thousandth of an image per second.
 GRAIN = 1000
 EXPLICIT_NODES = 64
 
@@ -42,7 +42,7 @@ UNITS = {"images/s": 1.0, "b/s": 1.0, "mb/s": 1e6, "gb/s": 1e9, "gbit/s": 1e9 / 
 
 @dataclass(frozen=True)
 class Stage:
-    """One link of the chain. `capacity` None: nothing is known, so it is taken as no limit."""
+    """One link of the chain. A capacity of None is not known and counts as no limit."""
 
     name: str
     capacity: float | None
@@ -60,7 +60,7 @@ class Stage:
 
 
 def parse_capacity(text: str) -> tuple[str, dict[str, Any]]:
-    """NAME=VALUE UNIT, such as storage=200MB/s or decode=180images/s, as a user writes it on the command line."""
+    """NAME=VALUE UNIT, such as storage=200MB/s or decode=180images/s, on the command line."""
     name, _, rest = text.partition("=")
     found = quantity(rest, UNITS)
     if name not in STAGES or found is None:
@@ -72,7 +72,7 @@ def parse_capacity(text: str) -> tuple[str, dict[str, Any]]:
 
 
 def known_capacity(name: str, given: Any, point: MergedPoint, bytes_per_image: float) -> Stage | None:
-    """A capacity from capacities.json or the command line; None when there is none or it makes no sense."""
+    """A capacity from capacities.json or the command line; None if it is absent or not valid."""
     if not isinstance(given, dict) or not isinstance(given.get("value"), int | float):
         return None
     unit = str(given.get("unit", "images/s")).lower()
@@ -127,7 +127,7 @@ def input_stages(point: MergedPoint, capacities: dict[str, Any], limit: str) -> 
 
 
 def decode_seen(point: MergedPoint) -> Stage | None:
-    """What the cores that decode did per second of decoding, in the trial itself."""
+    """The decode rate that the trial itself measured."""
     seen = [trial.input for trial in point.trials if trial.input and trial.input.decode_images_per_second > 0]
     if not seen:
         return None
@@ -150,7 +150,7 @@ def step_stages(point: MergedPoint, capacities: dict[str, Any], limit: str) -> l
         if parts.straggler_wait > 0.05 * parts.compute:
             slow = parts.compute + parts.straggler_wait
             who = words.several(point.stragglers) if point.stragglers else "a node"
-            detail = f"{who} needs {words.significant(slow)} ms and everybody waits"
+            detail = f"{who} needs {words.significant(slow)} ms and the others wait"
             out.append(Stage("barrier", 1000 * images / slow, "measured", detail, per_node=False))
     if limit == "host-cpu" and point.host_cpu:
         detail = f"{point.host_cpu:.0f}% busy at this rate"
@@ -192,7 +192,7 @@ class Cut:
 
 
 def minimum_cut(chain: list[Stage], nodes: int) -> Cut | None:
-    """The stages that together bound the flow; None when no capacity is known."""
+    """The stages that together limit the flow; None if no capacity is known."""
     known = [stage for stage in chain if stage.used and stage.capacity]
     if not known:
         return None

@@ -1,4 +1,4 @@
-"""What a measured cluster would do with another network or device: the predictor, held to what was measured."""
+"""What a measured cluster would do with another network or device: the predictor, corrected by the measurements."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Curve:
         return predicted * self.correction(rate_gbps) + self.other_ms
 
     def correction(self, rate_gbps: float) -> float:
-        """Between measured rates by straight lines in the logarithm; beyond them as at the nearest."""
+        """Interpolated by the logarithm of the rate; constant outside the measured rates."""
         known = self.corrections
         if rate_gbps <= known[0][0]:
             return known[0][1]
@@ -51,7 +51,7 @@ class Curve:
         return min(1.0, self.base_step_ms / self.step(rate_gbps))
 
     def rate_for(self, target: float) -> float | None:
-        """The smallest rate that reaches the target; None when no rate does."""
+        """The smallest rate that reaches the target; None if no rate does."""
         low = high = None
         first = self.corrections[0][0] / 16
         steps = 60
@@ -102,7 +102,7 @@ def setup_of(point: MergedPoint, compute_ms: float) -> Setup:
 
 
 def curve_for(point: MergedPoint, table: Table | None = None) -> Curve | None:
-    """None where the predictor cannot help: one node, no split of the step, a model or engine it does not know."""
+    """None if there is nothing to predict from: one node, no breakdown of the step, an unknown model or engine."""
     parts, efficiency = point.breakdown, point.efficiency
     if parts is None or efficiency is None or point.nodes < 2 or parts.compute <= 0:
         return None

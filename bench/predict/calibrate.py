@@ -1,8 +1,8 @@
-"""Fit the model to a measured run of ours, so that a few nodes predict many.
+"""Fit the model to a measured run, so that a few nodes predict many.
 
-For each engine four quantities are fitted, in ratio to their defaults: the share of its rate that each fabric reaches,
-the mean delay of a GPU, the latency of a collective, and the bandwidth lost per doubling of the nodes. Each is held to
-its default by a loose prior, so that a run of three points moves what it can tell about and leaves the rest.
+Four quantities are fitted per engine, relative to their defaults: the share of its rate that each fabric reaches, the
+mean delay of a GPU, the latency of a collective, and the bandwidth lost per doubling of the nodes. A loose prior keeps
+each near its default, so a run of three points changes only what it determines.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from bench.results import runs
 from bench.results.trial import Point, Trial
 from cluster.core.errors import UserError
 
-# Standard deviations of the priors, in natural logarithms, and the least doubt about a measurement.
+# Standard deviations of the priors, in natural logarithms, and the minimum uncertainty of a measurement.
 PRIOR_LINK, PRIOR_JITTER, PRIOR_LATENCY, PRIOR_NODES = 0.5, 0.7, 0.7, 1.0
 LEAST_NOISE = 0.01
 NORMAL_80 = 1.2816
 
 
 class Link(NamedTuple):
-    """What a share of the rate is fitted for."""
+    """A fabric with its transport. Each has its own share of the rate."""
 
     fabric: str
     transport: str
@@ -38,7 +38,7 @@ class Link(NamedTuple):
 
 @dataclass(frozen=True)
 class Series:
-    """What stays the same along one curve of a run."""
+    """The conditions that are constant along one curve of a run."""
 
     fabric: str
     transport: str
@@ -64,18 +64,18 @@ class Residual:
     gpus: int
     measured_ms: float
     fitted_ms: float
-    # Why the point had no part in the fit; empty when it had.
+    # Why the point was not fitted; empty if it was.
     left_out: str
 
     @property
     def error(self) -> float:
-        """Of the rate, as everywhere else: positive is optimistic."""
+        """Error of the predicted rate; positive is optimistic."""
         return self.measured_ms / self.fitted_ms - 1
 
 
 @dataclass(frozen=True)
 class Fit:
-    """What was found for one engine: common to all fabrics, and the share of its rate that each reaches."""
+    """The fit of one engine: parameters common to all links, and the share of its rate that each link reaches."""
 
     common: Parameters
     link_share: dict[Link, float]
@@ -110,8 +110,8 @@ class Calibration:
 
 
 def calibrate(run: Path, fit_nodes: int | None = None, start: Parameters = DEFAULTS) -> Calibration:
-    """Fit on all measured points, or on those of at most `fit_nodes` nodes and show the others as held out."""
-    # Reading data takes time that the model's step does not contain.
+    """Fit on all measured points, or on those of at most `fit_nodes` nodes, and hold out the others."""
+    # The model of a step does not include reading data.
     loaded = runs.load(run, field="--calibrate")
     trials = [t for t in loaded.trials if t.status == "ok" and t.step_ms and t.point.data == "synthetic"]
     base = _single_steps(trials, start)
@@ -172,13 +172,13 @@ def _fit(used: Sequence[Trial], base: dict[Series, float], start: Parameters) ->
             found.append(math.log(_fitted_ms(trial, base, fit) / _measured(trial)) / _noise(trial))
         return found
 
-    # No link carries more than its rate.
+    # No link exceeds its rate.
     upper = [3.0, 3.0, 3.0, *(1e-6 - math.log(usual[link]) for link in links)]
     best = least_squares(misses, [0.0] * len(upper), bounds=([-5.0] * len(upper), upper))
     fit = unpack([float(value) for value in best.x])
     errors = [math.log(_fitted_ms(trial, base, fit) / _measured(trial)) for trial in used]
     spread = math.sqrt(sum(error**2 for error in errors) / len(errors))
-    # Measured here, so the delay of a GPU is no longer that of clusters at large.
+    # The delay of a GPU was measured here, so it is less uncertain than by default.
     narrower = replace(fit.common, rest=max(start.rest, NORMAL_80 * spread), jitter_doubt=(0.7, 1.0))
     return replace(fit, common=narrower)
 
@@ -215,7 +215,7 @@ def _setup(series: Series, gpus: int, single_step_ms: float, rate_gbps: float | 
 
 
 def _single_steps(trials: Sequence[Trial], start: Parameters) -> dict[Series, float]:
-    """A step on one GPU, per series: measured, else as the emulated device has it, else from the smallest point."""
+    """Step time of one GPU per series: measured, or of the emulated device, or derived from the smallest point."""
     alone: dict[tuple[str, int, str], list[float]] = {}
     for trial in trials:
         if trial.point.gpus == 1:

@@ -1,4 +1,4 @@
-"""Predict throughput and scaling efficiency of a cluster, with an interval that says how sure.
+"""Predict throughput and scaling efficiency of a cluster, with an 80% interval.
 
 Examples:
   bench predict --model resnet50 --batch 64 --single-rate 253.1 --gpus 32 --gpus-per-node 4 --rate-gbps 10
@@ -26,7 +26,6 @@ from bench.predict import validate
 from bench.predict.fit import Observation, fit_ceiling
 from bench.predict.inputs import (
     COMPRESSIONS,
-    DEFAULT_FUSION_MB,
     DEFAULTS,
     ENGINES,
     INTERCONNECTS,
@@ -51,7 +50,7 @@ SETUP_OPTIONS = (
 
 @dataclass(frozen=True)
 class Row:
-    """A line of the answer: the configuration, and what is predicted for it."""
+    """One line of the answer: a configuration and its prediction."""
 
     label: str
     setup: Setup
@@ -81,46 +80,46 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch", type=int, default=None, help="images per GPU and step (default 64)")
     parser.add_argument("--gpu", help=f"device profile: {', '.join(gpu_rates.PROFILES)}")
     parser.add_argument("--precision", help="fp32, tf32, amp or fp16, where published (default: the GPU's usual one)")
-    parser.add_argument(
-        "--single-rate", type=float, help="images/s that you measured on one GPU; wins over the profile"
-    )
-    parser.add_argument("--gpus", help="total GPUs, a list makes a table: 1,4,8,32")
-    parser.add_argument("--gpus-per-node", type=int, default=1)
+    parser.add_argument("--single-rate", type=float, help="measured images/s of one GPU; overrides the profile")
+    parser.add_argument("--gpus", help="total number of GPUs, or a list such as 1,4,8,32")
+    parser.add_argument("--gpus-per-node", type=int, default=1, help="(default 1)")
     parser.add_argument("--rate-gbps", help="link rate of one node in Gbit/s, or a list")
     parser.add_argument("--transport", default="tcp", help=f"{', '.join(TRANSPORTS)} (default tcp)")
     parser.add_argument("--engine", choices=ENGINES, default="horovod")
     parser.add_argument("--compression", choices=tuple(COMPRESSIONS), default="none")
-    parser.add_argument("--fusion-mb", type=float, help=f"default {DEFAULT_FUSION_MB['horovod']:g}, ddp 25; 0: none")
-    parser.add_argument("--cycle-ms", type=float, default=1.0, help="Horovod's cycle (default 1)")
+    parser.add_argument("--fusion-mb", type=float, help="fusion buffer in MiB (default: horovod 128, ddp 25; 0: off)")
+    parser.add_argument("--cycle-ms", type=float, default=1.0, help="Horovod's cycle time (default 1)")
     parser.add_argument(
         "--overlap",
         choices=OVERLAPS,
         default="fused",
-        help="none: one all-reduce after backward; tensor: each on its own; fused: merged (default)",
+        help="none: one all-reduce after backward; tensor: one per gradient; fused: merged gradients (default)",
     )
-    parser.add_argument("--interconnect", choices=INTERCONNECTS, default="auto", help="between the GPUs of a node")
+    parser.add_argument("--interconnect", choices=INTERCONNECTS, default="auto", help="link between the GPUs of a node")
     parser.add_argument("--hierarchical", action="store_true", help="reduce within each node first")
     parser.add_argument(
         "--link",
         choices=LINKS,
         default="auto",
-        help="auto: a rate that no port has is a limiter on a faster one; native: the port has this rate",
+        help="auto: a rate that no Ethernet port has is a limiter on a faster port; native: the port has this rate",
     )
     parser.add_argument("--input-rate", type=float, help="images/s that one node's input pipeline delivers")
     parser.add_argument("--servers", type=int, help="parameter servers (default: one per node)")
-    parser.add_argument("--ceiling-gbps", type=float, help="what the transport really reaches between two nodes")
-    parser.add_argument("--anchor", metavar="GPUS:RATE", help="one measured multi-node images/s to fit that ceiling on")
+    parser.add_argument("--ceiling-gbps", type=float, help="real bandwidth of the transport between two nodes")
     parser.add_argument(
-        "--calibrate", type=Path, metavar="RUN", help="fit the model to a measured run, predict the rest"
+        "--anchor", metavar="GPUS:RATE", help="fit that bandwidth from your own measurement on two or more nodes"
     )
+    parser.add_argument("--calibrate", type=Path, metavar="RUN", help="fit the model to a measured run")
     parser.add_argument(
-        "--fit-nodes", type=int, help="with --calibrate: fit up to this many nodes, hold out the others"
+        "--fit-nodes", type=int, help="with --calibrate: fit on up to this many nodes and hold out the others"
     )
     parser.add_argument("--validate", action="store_true", help="compare with every published table")
     parser.add_argument(
         "--table", type=Path, metavar="CSV", help="with --validate: your own table, in the columns of hkbu-2020.csv"
     )
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw it: " + ", ".join(PLOT_SUFFIXES))
+    parser.add_argument(
+        "--plot", type=Path, metavar="FILE", help="write a plot; the suffix is the format: " + ", ".join(PLOT_SUFFIXES)
+    )
     parser.add_argument("--json", action="store_true")
 
 
@@ -128,7 +127,7 @@ def run(args: argparse.Namespace) -> int:
     if args.plot and args.plot.suffix not in PLOT_SUFFIXES:
         raise UserError(f"--plot: {args.plot} must end in one of {', '.join(PLOT_SUFFIXES)}")
     if args.table and not args.validate:
-        raise UserError("--table: is for --validate, add that")
+        raise UserError("--table: needs --validate")
     args.transport = transport(args.transport)
     if args.validate:
         return validate.run(args.table, args.json)
@@ -141,13 +140,13 @@ def run(args: argparse.Namespace) -> int:
     else:
         print(f"one GPU: {rows[0].setup.single_images_per_second:.1f} images/s ({rows[0].single_source})")
         print(_as_text(rows))
-    _plot_if_asked(args, rows)
+    _plot(args, rows)
     return 0
 
 
 def _rows(args: argparse.Namespace) -> list[Row]:
     if args.gpus is None:
-        raise UserError("--gpus: needed, give the number of GPUs or a list such as 1,4,8,32")
+        raise UserError("--gpus: missing; give the number of GPUs or a list such as 1,4,8,32")
     rates: Sequence[float | None] = numbers(args.rate_gbps, "--rate-gbps") if args.rate_gbps else [None]
     model, batch = args.model or "resnet50", 64 if args.batch is None else args.batch
     step, source, doubt = single_step(model, batch, args.gpu, args.precision, args.single_rate)
@@ -171,7 +170,7 @@ def _rate_label(rate: float | None) -> str:
 
 def _parameters(args: argparse.Namespace, setup: Setup) -> Parameters:
     if args.ceiling_gbps is not None and args.anchor is not None:
-        raise UserError("--anchor: fits what --ceiling-gbps gives, use one of them")
+        raise UserError("--anchor: cannot be combined with --ceiling-gbps; use one of them")
     if args.ceiling_gbps is not None:
         return DEFAULTS.with_ceiling(setup.transport, positive(args.ceiling_gbps, "--ceiling-gbps"))
     if args.anchor is None:
@@ -181,7 +180,7 @@ def _parameters(args: argparse.Namespace, setup: Setup) -> Parameters:
         raise UserError(f"--anchor: {args.anchor!r} is not GPUS:RATE, write for example 8:1282.3")
     anchor = replace(setup, gpus=counts(gpus, "--anchor")[0])
     if anchor.nodes < 2:
-        raise UserError(f"--anchor: {gpus} GPUs are one node; the ceiling shows on two or more")
+        raise UserError(f"--anchor: {gpus} GPUs are one node; give a measurement on two nodes or more")
     return _anchored(anchor, numbers(rate, "--anchor")[0])
 
 
@@ -214,7 +213,7 @@ def _as_text(rows: Sequence[Row]) -> str:
 
 
 def _calibrate(args: argparse.Namespace) -> int:
-    # Trials bring pydantic in, which takes longer than a prediction.
+    # This imports pydantic, which takes longer than a prediction.
     from bench.predict import calibrate
 
     found = calibrate.calibrate(args.calibrate, args.fit_nodes)
@@ -261,7 +260,7 @@ def _calibrate(args: argparse.Namespace) -> int:
             shares = ", ".join(f"{words.tenths(share)} of {link}" for link, share in fit.link_share.items())
             print(f"{engine} reaches {shares}; a GPU's mean delay is {words.tenths(fit.common.jitter)} of a step;")
             print(
-                f"  latency {fit.latency_factor:.2f} of the default; "
+                f"  latency x{fit.latency_factor:.2f} of the default; "
                 f"{words.tenths(fit.common.node_loss)} of bandwidth lost per doubling of nodes"
             )
         print()
@@ -288,11 +287,11 @@ def _calibrate(args: argparse.Namespace) -> int:
                 print(f"worst {words.tenths(max(errors))}")
         print()
         print(_as_text(rows))
-    _plot_if_asked(args, rows)
+    _plot(args, rows)
     return 0
 
 
-def _plot_if_asked(args: argparse.Namespace, rows: Sequence[Row]) -> None:
+def _plot(args: argparse.Namespace, rows: Sequence[Row]) -> None:
     if args.plot:
         from bench.predict.plot import draw
 

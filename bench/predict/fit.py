@@ -1,4 +1,4 @@
-"""Fit the bandwidth a cluster's transport reaches, from as little as one measured row."""
+"""Fit the bandwidth that a cluster's transport reaches, from one measurement or more."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ class Observation:
     step_ms: float
 
 
-# Slowest link anyone trains over, Gbit/s.
+# Lower bound of the search, Gbit/s.
 LEAST_GBPS = 0.01
 
 
 def fit_ceiling(observations: Sequence[Observation], parameters: Parameters = DEFAULTS) -> Parameters:
-    """The one bandwidth ceiling under which the predicted step times are nearest to the measured, in ratio."""
+    """The bandwidth ceiling with the smallest relative error of the predicted step times."""
     if not observations:
         raise UserError("anchor: no measured row to fit a bandwidth ceiling on")
     transport = observations[0].setup.transport
     rates = [observation.setup.rate_gbps for observation in observations if observation.setup.rate_gbps]
     if not rates:
-        raise UserError("anchor: a bandwidth ceiling shows only on more than one node, give a multi-node row")
+        raise UserError("anchor: a bandwidth ceiling needs a measurement on more than one node")
 
     def miss(log_gbps: float) -> float:
         candidate = parameters.with_ceiling(transport, math.exp(log_gbps))
@@ -42,7 +42,7 @@ def fit_ceiling(observations: Sequence[Observation], parameters: Parameters = DE
 
 
 def _golden(function: Callable[[float], float], low: float, high: float) -> float:
-    """Minimum of a function with one valley. Where the far end is flat (all communication hidden) the highest wins."""
+    """Golden-section search. Where the function is flat (all communication hidden), the highest value wins."""
     ratio = (math.sqrt(5) - 1) / 2
     a, b = high - ratio * (high - low), low + ratio * (high - low)
     at_a, at_b = function(a), function(b)

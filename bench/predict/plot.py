@@ -1,4 +1,4 @@
-"""Draw predicted scaling: images/s over GPUs, one line per network, with the interval and the ideal."""
+"""Plot predicted scaling: images/s by GPUs, one line per network, with the interval and the ideal."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Hold the model against every published table: measured, predicted, error, and whether the interval holds it.
+"""Compare the model with every published table: measured, predicted, error, and whether the interval contains it.
 
-What a table does not say about its cluster and the model needs is stated here, next to the set it belongs to.
+Facts that the model needs and that a table lacks are stated here, next to the table.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Row = dict[str, str]
 
 @dataclass(frozen=True)
 class Checked:
-    """One published row against its prediction, in the table's own unit."""
+    """One published row and its prediction, in the unit of the table."""
 
     set: str
     row: str
@@ -51,7 +51,7 @@ class Checked:
 
 @dataclass(frozen=True)
 class Summary:
-    """A set's errors over all its rows but the baselines, which are right by construction."""
+    """Errors of one table. Baselines are left out: they are exact by construction."""
 
     set: str
     rows: int
@@ -99,7 +99,7 @@ def _rate_check(
 
 
 def _efficiency_check(name: str, label: str, setup: Setup, base: Setup, measured: float) -> Checked:
-    """Efficiency against the configuration that the source counted from."""
+    """Efficiency relative to the baseline of the source."""
     got, start = predict(setup), predict(base)
     ideal = start.images_per_second * setup.gpus / base.gpus
     role = "baseline" if setup == base else "predicted"
@@ -113,10 +113,10 @@ def _observed(setup: Setup, images_per_second: float) -> Observation:
 
 
 def check_table(name: str, rows: Sequence[Row]) -> list[Checked]:
-    """A table of images per second over GPUs, in the columns that the published ones have.
+    """Check a table of images per second by GPUs, with the columns of the published ones.
 
-    Every cluster (GPU and fabric) has one bandwidth ceiling, fitted on its smallest multi-node rows. Where methods
-    differ, that is the row without overlap, in which the ceiling shows undisturbed.
+    Every cluster (GPU and fabric) has one bandwidth ceiling, fitted on its smallest multi-node rows. If these have
+    several methods, the row without overlap is used: it depends on the ceiling alone.
     """
     needed = {"model", "batch", "gpus", "gpus_per_node", "fabric", "transport", "images_per_second"}
     for column in sorted(needed - set(rows[0] if rows else ())):
@@ -162,12 +162,12 @@ def check_table(name: str, rows: Sequence[Row]) -> list[Checked]:
 # Tables keep the words of their sources. Intel MPI ran over InfiniBand there.
 TABLE_TRANSPORTS = {name: name for name in TRANSPORTS} | OLD_TRANSPORTS | {"intelmpi": "verbs"}
 METHODS = {"bsp": "none", "wfbp": "tensor", "mgwfbp": "fused"}
-# Columns of a row that say where or how it ran; the others say what one GPU did.
-PLACE = {"fabric", "transport", "method", "gpus", "gpus_per_node", "images_per_second"}
+# Columns that describe the cluster and the method. The others describe the work of one GPU.
+CLUSTER_COLUMNS = {"fabric", "transport", "method", "gpus", "gpus_per_node", "images_per_second"}
 
 
 def _device(row: Row) -> tuple[str, ...]:
-    return tuple(value for column, value in row.items() if column not in PLACE)
+    return tuple(value for column, value in row.items() if column not in CLUSTER_COLUMNS)
 
 
 def _cluster(row: Row) -> tuple[str, str, str]:
@@ -175,7 +175,7 @@ def _cluster(row: Row) -> tuple[str, str, str]:
 
 
 def _rate_of(row: Row) -> float:
-    """From its column, else from the fabric's name (10gbe, ib100), else so fast that the fitted ceiling decides."""
+    """From its column, or the digits of the fabric (10gbe, ib100), or so high that the fitted ceiling decides."""
     digits = "".join(character for character in row["fabric"] if character.isdigit())
     return float(row.get("rate_gbps") or digits or 100)
 
@@ -218,14 +218,14 @@ def _lowbandwidth() -> Iterable[Checked]:
             gpu=row["gpu"],
         )
         got = predict(setup)
-        # The interval is of the rate; the slow end of one is the long end of the other.
+        # The interval is that of the rate: its low end is the longest step.
         longest, shortest = (1000 * setup.images_per_step / rate for rate in (got.low, got.high))
         label = f"{row['nodes']} nodes {row['rate_gbps'] or '-'} Gbit/s"
         role = "baseline" if setup.gpus == 1 else "predicted"
         yield Checked("lowbandwidth", label, "ms", float(row["step_ms"]), got.step_ms, shortest, longest, role)
 
 
-# POWER8 servers with NVLink and 100 Gbit/s InfiniBand; counted from one server.
+# POWER8 servers with NVLink and 100 Gbit/s InfiniBand; relative to one server.
 def _powerai() -> Iterable[Checked]:
     for row in table("powerai-ddl.csv"):
         setup = _from_profile(row["model"], row["gpu"], 64, int(row["gpus"]), 4, 100.0, interconnect="nvlink")
@@ -233,8 +233,8 @@ def _powerai() -> Iterable[Checked]:
         yield _efficiency_check("powerai-ddl", row["gpus"], setup, base, float(row["efficiency"]))
 
 
-# GPUs per node, rate, transport, GPUs that the source counted from. All ran 32 images per GPU, reduced within nodes
-# first, and had a network of their own.
+# GPUs per node, rate, transport, GPUs of the source's baseline. All used 32 images per GPU, reduced within nodes first
+# and had a dedicated network.
 FAR: dict[str, tuple[int, float, str, int]] = {
     "Goyal et al.": (8, 50.0, "tcp", 8),
     "ChainerMN": (4, 56.0, "verbs", 1),
@@ -246,12 +246,12 @@ FAR: dict[str, tuple[int, float, str, int]] = {
 
 def _far() -> Iterable[Checked]:
     for row in table("far.csv"):
-        per_node, rate, transport, counted_from = FAR[row["system"]]
+        per_node, rate, transport, baseline_gpus = FAR[row["system"]]
         # The P40 has no published rate here; its single-precision peak is within a tenth of the P100's.
         gpu = "p100" if row["gpu"] == "p40" else row["gpu"]
         ask: dict[str, Any] = {"transport": transport, "hierarchical": True, "interconnect": "nvlink"}
         setup = _from_profile(row["model"], gpu, 32, int(row["gpus"]), per_node, rate, **ask)
-        base = _from_profile(row["model"], gpu, 32, counted_from, per_node, rate, **ask)
+        base = _from_profile(row["model"], gpu, 32, baseline_gpus, per_node, rate, **ask)
         yield _efficiency_check("far", f"{row['system']} {row['gpus']}", setup, base, float(row["efficiency"]))
 
 
@@ -284,13 +284,13 @@ def _tf_benchmarks() -> Iterable[Checked]:
 def _from_profile(
     model: str, gpu: str, batch: int, gpus: int, per_node: int, rate: float, transport: str = "verbs", **more: Any
 ) -> Setup:
-    """The efficiency is what is compared, so a doubt about the single-GPU rate has no part in the interval."""
+    """Efficiencies are compared, so the uncertainty of the single-GPU rate does not matter."""
     step, _ = gpu_rates.compute_ms(gpu, model, batch)
     return Setup(model, batch, step, gpus, per_node, rate, transport, gpu=gpu, **more)
 
 
 def run(path: Path | None, as_json: bool) -> int:
-    """Print every row against its prediction, and the sums per set."""
+    """Print every row with its prediction, and a summary per table."""
     rows = check_table(path.stem, read_table(path)) if path else check_all()
     sums = summarise(rows)
     if as_json:

@@ -13,15 +13,15 @@ FORMATS = ("png", "svg")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    text = "a run folder, or latest (default); several: side by side"
+    text = "a run folder, or latest (default); several runs are shown side by side"
     parser.add_argument("run", metavar="RUN", nargs="*", default=["latest"], help=text)
-    parser.add_argument("--out", type=Path, metavar="DIR", help="where to write (default: the run folder)")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="output folder (default: the run folder)")
     parser.add_argument("--plots", metavar="FORMATS", help="also write each plot: png, svg or png,svg (into DIR/plots)")
     parser.add_argument("--json", action="store_true", help="print the verdict and the files written as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
-    # The plotting libraries take most of a second to import, which `bench --help` should not pay.
+    # The plotting libraries take almost a second to import. `bench --help` does not need them.
     from bench import charts
     from bench.report import page, plots
     from bench.results import runs
@@ -93,7 +93,7 @@ def wanted_formats(text: str | None) -> list[str]:
 
 
 def write(path: Path, text: str) -> Path:
-    # Replaced in one go: a browser that reloads during a sweep never sees half a page.
+    # Replaced atomically, so that a browser that reloads during a sweep never sees half a page.
     part = path.with_name(f".{path.name}.{os.getpid()}")
     part.write_text(text)
     part.replace(path)

@@ -1,4 +1,4 @@
-"""Turning a run into report.html and report.md."""
+"""Turn a run into report.html and report.md."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MOST_COUNTS = 60
 CAPTIONS = {
     "throughput": "Images per second over all GPUs; bars through the points are 95% intervals.",
     "efficiency": "Throughput divided by nodes times the throughput of one node at the same batch.",
-    "split": "Median step: compute, then what compute could not hide. The thin line on top is the step's 95% interval.",
+    "split": "Median step: compute, and what did not overlap with it. The thin line on top is the step's 95% interval.",
     "bus": "2(n-1)/n times the gradient bytes over the communication time; a collective that fills the link "
     "touches the dotted line.",
     "variants": "The same hardware with another engine, compression or data source.",
@@ -82,13 +82,13 @@ def make(run: Run) -> Report:
 @cache
 def library() -> str:
     """Vega, Vega-Lite and Vega-Embed as one script, from the package that also renders the PNG files."""
-    # The stubs ask for a snippet; the function itself has a default, which is the one we want.
+    # The type stubs require a snippet; the function has a default, which we use.
     text: str = vl_convert.javascript_bundle(vl_version=vegalite_version())  # type: ignore[call-arg]
     return text.replace("</script", "<\\/script")
 
 
 def vegalite_version() -> str:
-    """The newest version vl-convert carries that is not newer than the schema Altair writes."""
+    """The newest version of vl-convert that is not newer than the schema of Altair."""
     wanted = tuple(int(part) for part in alt.SCHEMA_VERSION.removeprefix("v").split(".")[:2])
     known = [tuple(int(part) for part in name.split(".")[:2]) for name in vl_convert.get_vegalite_versions()]
     best = max((version for version in known if version <= wanted), default=max(known))
@@ -100,7 +100,7 @@ def asset(name: str) -> str:
 
 
 def script_json(value: Any) -> str:
-    """JSON that cannot end the script element it stands in, whatever strings it carries."""
+    """JSON that cannot end its script element, whatever strings it contains."""
     text = json.dumps(value, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
@@ -167,7 +167,7 @@ def badges(report: Report) -> list[str]:
 
 
 def cards(report: Report) -> list[dict[str, Any]]:
-    """One per fabric: the largest cluster at the headline's batch."""
+    """One per fabric: the largest cluster at the batch of the headline."""
     point = report.verdict.point
     if point is None or point.nodes == 1:
         return []
@@ -244,7 +244,7 @@ def html(report: Report) -> str:
                 "caveat": charts.caveat(family, by_family[family], report.constructed),
             }
         )
-    # Against one GPU and against one node are the same thing where a node has one GPU.
+    # With one GPU per node, the efficiency relative to one GPU is the same as to one node.
     cells = [form for form in CELLS if form["field"] != "eff_gpu" or any(f.gpus_per_node > 1 for f in families)]
     lines: list[Row] = []
     specs: dict[str, Any] = {}
@@ -302,7 +302,7 @@ def html(report: Report) -> str:
 
 
 def page_specs(table: Table) -> dict[str, Any]:
-    """Chart descriptions without rows; the page fills in the rows and texts of the family on show."""
+    """Chart descriptions without rows. The page adds the rows and texts of the selected family."""
     by_rate = sorted({(point.rate_gbps, words.fabric(point)) for point in table.points})
     look = plots.Look(
         fabrics=tuple(dict.fromkeys(name for _, name in by_rate)),

@@ -1,4 +1,4 @@
-"""The plots of a report, as Altair charts. One description of each serves the page, PNG, SVG and the notebook."""
+"""The plots of a report as Altair charts, for the page, PNG, SVG and the notebook."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ TITLES = {
     "efficiency": "Scaling efficiency: share of the ideal throughput",
     "split": "Where the time of a step goes",
     "bus": "All-reduce bus bandwidth (dashed: link rate, dotted: link as measured)",
-    "variants": "Ways to train compared (dashed: ideal)",
+    "variants": "Training methods compared (dashed: ideal)",
 }
 HEADER = alt.Header(labelFontSize=13, labelFontWeight="bold", labelPadding=4)
 
 
 @dataclass(frozen=True)
 class Look:
-    """What a chart needs to know beside its rows."""
+    """What a chart needs beside its rows."""
 
     fabrics: tuple[str, ...]
     variants: tuple[str, ...]
@@ -116,7 +116,7 @@ def curve(
             fill=alt.Fill(f"{colour.field}:N", scale=colour.scale, legend=colour.legend),
             fillOpacity=alt.condition("datum.converged", alt.value(1), alt.value(0)),
         ),
-        # A larger unseen target, so that a finger can hit a point too.
+        # A larger invisible target, for touch screens.
         base.mark_point(size=420, opacity=0, filled=True).encode(x=x, y=f"{median}:Q", tooltip=tips),
     ]
 
@@ -218,12 +218,12 @@ def bus(data: Any, look: Look) -> Any:
 
 
 def variants(data: Any, look: Look) -> Any:
-    # Other colours than the fabrics have on the plots above.
+    # Not the colours of the fabrics on the plots above.
     colours = [PALETTE[(i + 3) % len(PALETTE)] for i in range(len(look.variants))]
     scale = alt.Scale(domain=list(look.variants), range=colours)
     colour = Colour("variant", scale, legend())
     tips = hover(
-        alt.Tooltip("variant:N", title="way"),
+        alt.Tooltip("variant:N", title="method"),
         *interval("images_s", "images_low", "images_high", "images/s", ",.4~r"),
         alt.Tooltip("ideal:Q", title="ideal", format=",.4~r"),
         alt.Tooltip("data_wait:Q", title="data wait, ms", format=",.3~r"),
@@ -245,7 +245,7 @@ CHARTS: dict[str, Callable[[Any, Look], Any]] = {
     "bus": bus,
     "variants": variants,
 }
-# These take one batch at a time: another facet level would make the panels too small to read.
+# These show one batch at a time: another facet level would make the panels too small.
 ONE_BATCH = {"split", "bus", "variants"}
 
 
@@ -291,7 +291,7 @@ def charts_for(
 
 
 def wanted(name: str, line: Row, variant: str) -> bool:
-    """Whether a row belongs on a chart; report.js asks the same question of the rows it is given."""
+    """Whether a row belongs on a chart. report.js has the same rules."""
     if name == "variants":
         return True
     if line["variant"] != variant:

@@ -19,7 +19,7 @@ from bench.results.points import MODEL_NAMES, MergedPoint
 from bench.results.runs import Run
 from cluster.core.errors import UserError
 
-HEAD = "Side by side: images/s, and in brackets the share of the ideal, which is as many times the rate of one GPU"
+HEAD = "Side by side: images/s, and in brackets the efficiency relative to one GPU"
 
 
 @dataclass(frozen=True)
@@ -58,14 +58,14 @@ def cells(runs: list[Run]) -> list[Cell]:
             if point.gpus == 1:
                 single[(curve, point.family.model, point.batch)] = point.ips.median
         for curve, point in named:
-            # One GPU needs no network, so any fabric's one-GPU point of the run will do.
+            # One GPU needs no network, so the one-GPU point of any fabric serves.
             key = (curve, point.family.model, point.batch)
             base = single.get(key) or next((rate for other, rate in single.items() if other[1:] == key[1:]), None)
             share = point.ips.median / (point.gpus * base) if base else None
             ips = point.ips
             found.append(Cell(curve, point.family.model, point.batch, point.gpus, ips.median, ips.low, ips.high, share))
     if not found:
-        raise UserError("RUN: none of these runs holds a measured point; name runs with results")
+        raise UserError("RUN: none of these runs has a measured point; give runs with results")
     names = [(cell.curve, cell.model, cell.batch, cell.gpus) for cell in found]
     for name in names:
         if names.count(name) > 1:
@@ -99,7 +99,7 @@ def charts(found: list[Cell], model: str) -> dict[str, Any]:
     out = {}
     for name, field, title in (
         ("throughput", "images_s", "images/s"),
-        ("efficiency", "efficiency", "share of one GPU's rate"),
+        ("efficiency", "efficiency", "efficiency relative to one GPU"),
     ):
         scale = alt.Scale(zero=True) if name == "throughput" else alt.Scale(domainMin=0)
         y = alt.Y(f"{field}:Q", title=title, scale=scale, axis=alt.Axis(format="%" if name == "efficiency" else "~s"))

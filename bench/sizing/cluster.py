@@ -26,13 +26,13 @@ class Option:
     cost_per_hour: float
 
     @property
-    def reached(self) -> float:
+    def efficiency(self) -> float:
         return self.prediction.efficiency
 
     @property
-    def surely_reached(self) -> float:
+    def efficiency_low(self) -> float:
         """The efficiency at the low end of the interval."""
-        return self.reached * self.prediction.low / self.prediction.images_per_second
+        return self.efficiency * self.prediction.low / self.prediction.images_per_second
 
     @property
     def cost_per_million_images(self) -> float:
@@ -42,7 +42,7 @@ class Option:
 def options(
     setups: Sequence[Setup], ports: dict[tuple[str, float], float], gpu_hour: float, node_hour: float
 ) -> list[Option]:
-    """Every setup with its price, the cheapest first; among equals the fastest, as the batch costs nothing."""
+    """Every setup with its price, cheapest first, then fastest."""
     found = []
     for setup in setups:
         port = ports[setup.transport, setup.rate_gbps or 0.0] if setup.nodes > 1 else 0.0
@@ -53,22 +53,22 @@ def options(
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--target-efficiency", default="0.9", help="share of ideal scaling to reach (default 0.9)")
-    parser.add_argument("--gpus", type=int, default=64)
+    parser.add_argument("--gpus", type=int, default=64, help="total number of GPUs (default 64)")
     add_training_arguments(parser)
-    parser.add_argument("--batch", default=None, help="batches to consider (default 32,64,128)")
-    parser.add_argument("--gpus-per-node", default="1,2,4,8", help="to consider (default 1,2,4,8)")
-    parser.add_argument("--rate-gbps", help="to consider (default: every rate that has a price)")
+    parser.add_argument("--batch", default=None, help="batches per GPU to consider (default 32,64,128)")
+    parser.add_argument("--gpus-per-node", default="1,2,4,8", help="values to consider (default 1,2,4,8)")
+    parser.add_argument("--rate-gbps", help="link rates to consider (default: every rate with a price)")
     parser.add_argument(
-        "--transport", help=f"to consider: a list of {', '.join(TRANSPORTS)} (default: those with prices)"
+        "--transport", help=f"transports to consider, a list of {', '.join(TRANSPORTS)} (default: all with a price)"
     )
-    parser.add_argument("--sure", action="store_true", help="reach the target at the low end of the 80%% interval too")
+    parser.add_argument("--sure", action="store_true", help="require the target at the low end of the 80%% interval")
     parser.add_argument("--node-price", help="USD per node hour without GPUs (default: `cluster prices`)")
     parser.add_argument(
         "--port-price",
         action="append",
         default=[],
         metavar="TRANSPORT:GBPS=USD",
-        help="price of a node's port per hour, as tcp:25=0.1; may be repeated",
+        help="price of a node's port per hour, such as tcp:25=0.1; can be repeated",
     )
 
 
@@ -90,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
             continue
         for batch in batches:
             step, _, _ = single_step(args.model, batch, args.gpu, args.precision, args.single_rate)
-            # One node needs no network: any of them is the same design.
+            # One node needs no network, so one of them is enough.
             for via, rate in ports if args.gpus > per_node else [next(iter(ports))]:
                 setups.append(
                     Setup(
@@ -108,9 +108,9 @@ def run(args: argparse.Namespace) -> int:
     if not setups:
         raise UserError(f"--gpus-per-node: none of {args.gpus_per_node} divides --gpus {args.gpus}")
     found = options(setups, ports, gpu_hour, node_hour)
-    enough = [option for option in found if (option.surely_reached if args.sure else option.reached) >= target]
-    # Where nothing is enough, what comes nearest is still worth knowing.
-    shown = enough[:SHOWN] or sorted(found, key=lambda option: -option.reached)[:SHOWN]
+    enough = [option for option in found if (option.efficiency_low if args.sure else option.efficiency) >= target]
+    # If nothing reaches the target, show what comes closest.
+    shown = enough[:SHOWN] or sorted(found, key=lambda option: -option.efficiency)[:SHOWN]
     _print(args, target, gpu_hour, node_hour, ports, enough, shown)
     return 0 if enough else 1
 
@@ -168,7 +168,7 @@ def _print(
     print(
         f"{count} configurations reach {target:g}, cheapest first:\n"
         if count
-        else f"none reaches {target:g}; nearest:\n"
+        else f"none reaches {target:g}; closest:\n"
     )
     head = ("Gbit/s", "transport", "GPUs/node", "nodes", "batch", "efficiency", "at least (80%)", "images/s", "USD/h")
     cells = [
@@ -178,8 +178,8 @@ def _print(
             str(option.setup.gpus_per_node),
             str(option.setup.nodes),
             str(option.setup.batch),
-            f"{option.reached:.3f}",
-            f"{option.surely_reached:.3f}",
+            f"{option.efficiency:.3f}",
+            f"{option.efficiency_low:.3f}",
             f"{option.prediction.images_per_second:.0f}",
             f"{option.cost_per_hour:.2f}",
         )
@@ -198,7 +198,7 @@ def _as_json(option: Option) -> dict[str, Any]:
         "nodes": setup.nodes,
         "batch": setup.batch,
         "efficiency": got.efficiency,
-        "efficiency_low": option.surely_reached,
+        "efficiency_low": option.efficiency_low,
         "images_per_second": got.images_per_second,
         "cost_per_hour": option.cost_per_hour,
         "cost_per_million_images": option.cost_per_million_images,

@@ -1,4 +1,4 @@
-"""Speeds of the parts that data passes on its way to a GPU, GB/s, which every plan shows and lets you override."""
+"""Speeds of the components between storage and GPU in GB/s, and options that several plans share."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def add_argument(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME=GB/S",
-        help="override a component's speed, may be repeated: " + ", ".join(field.name for field in fields(Speeds)),
+        help="override the speed of a component; can be repeated: " + ", ".join(field.name for field in fields(Speeds)),
     )
 
 
@@ -59,5 +59,5 @@ def add_training_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def gpu_price(given: str | None, gpu: str | None) -> float:
-    """USD per GPU hour. A GPU that only its measured rate is known of costs as much as a V100."""
+    """USD per GPU hour. Without --gpu it is the price of a V100."""
     return number(given, "--gpu-price") if given else prices.gpu_per_hour(gpu_rates.get(gpu or "v100").name)

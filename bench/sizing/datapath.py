@@ -1,7 +1,7 @@
-"""Drives, cores and network interfaces that keep GPUs fed, or how well given ones do.
+"""Drives, cores and network interfaces that a number of GPUs needs, or how busy given ones keep the GPUs.
 
-Data flows storage -> (network) -> cores, which decode -> GPU. The slowest part sets the flow, so each part gets as many
-units as carry what the GPUs take in.
+Data flows storage -> (network) -> cores, which decode -> GPU. The slowest part limits the flow, so each part
+needs enough units for the input rate of the GPUs.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from bench.sizing.components import Speeds
 from cluster.core.errors import UserError
 from cluster.core.tables import columns
 
-# Storage -> (the drive, whether reads are random unless told otherwise, whether a network is in between).
+# Storage -> (the drive, whether reads are random by default, whether a network is in between).
 STORAGE = {
     "ssd": ("ssd", False, False),
     "hdd": ("hdd", False, False),
@@ -26,7 +26,7 @@ STORAGE = {
     # Whole shards are read from start to end.
     "object": ("hdd", False, True),
 }
-# Sums of decimal speeds miss whole numbers by rounding only.
+# Tolerance for rounding errors in sums of decimal speeds.
 ROUNDING = 1e-9
 
 
@@ -53,7 +53,7 @@ class Flow:
 
 
 def gpu_feed(speeds: Speeds) -> float:
-    """GB/s of decoded data that one GPU takes: what it computes on, or what gets into it."""
+    """GB/s of decoded data per GPU: limited by compute or by its input."""
     return min(speeds.gpu_compute, speeds.gpu_in)
 
 
@@ -91,7 +91,7 @@ def flow(
     compressed: bool = True,
     access: str | None = None,
 ) -> Flow:
-    """How busy the GPUs are with the parts in `have`; a part that is not in it is taken as sufficient."""
+    """How busy the GPUs are with the parts in `have`. Other parts are taken as sufficient."""
     feed = gpu_feed(speeds)
     stored = feed * stored_per_decoded(speeds, compressed)
     capacity = {"gpus": float(gpus)}
@@ -111,12 +111,12 @@ def _whole(units: float) -> int:
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--gpus", default="1,4,8,16,64,256", help="GPUs, or a list (default 1,4,8,16,64,256)")
-    parser.add_argument("--storage", choices=tuple(STORAGE), default="ssd")
-    parser.add_argument("--access", choices=("sequential", "random"), help="of hard disks (default: nfs random)")
-    parser.add_argument("--uncompressed", action="store_true", help="data is stored decoded")
-    parser.add_argument("--drives", type=int, help="drives there are: shows how busy the GPUs get")
-    parser.add_argument("--cores", type=int, help="cores there are")
-    parser.add_argument("--nics", type=int, help="network interfaces there are")
+    parser.add_argument("--storage", choices=tuple(STORAGE), default="ssd", help="(default ssd)")
+    parser.add_argument("--access", choices=("sequential", "random"), help="access to hard disks (default: nfs random)")
+    parser.add_argument("--uncompressed", action="store_true", help="the data is stored decoded")
+    parser.add_argument("--drives", type=int, help="available drives; shows how busy they keep the GPUs")
+    parser.add_argument("--cores", type=int, help="available cores")
+    parser.add_argument("--nics", type=int, help="available network interfaces")
     components.add_argument(parser)
 
 

@@ -11,7 +11,7 @@ from bench.sizing import components
 from bench.sizing.components import Speeds
 from cluster.core.tables import columns
 
-# Of a network's rate, what a copy of many files gets after protocols and per-file costs.
+# Share of a network's rate that a copy of many files reaches.
 NETWORK_EFFICIENCY = 0.7
 NETWORKS_GBPS = (1.0, 10.0, 25.0, 40.0, 100.0)
 
@@ -31,7 +31,7 @@ class Transfer:
 def transfers(
     terabytes: float, speeds: Speeds, networks_gbps: tuple[float, ...] = NETWORKS_GBPS, efficiency: float = 0.7
 ) -> list[Transfer]:
-    """Seconds = bytes / (speed x efficiency); drives and cores are taken at their speed, networks below it."""
+    """Seconds = bytes / (speed x efficiency); drives and cores reach their full speed, networks do not."""
     parts = [
         ("SSD", speeds.ssd, 1.0),
         ("HDD sequential", speeds.hdd_sequential, 1.0),
@@ -45,7 +45,7 @@ def transfers(
 
 
 def readable(seconds: float) -> str:
-    """A duration in the unit one would say it in."""
+    """A duration in its natural unit."""
     for unit, length in (
         ("years", 365.25 * 86400),
         ("weeks", 7 * 86400),
@@ -62,7 +62,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dataset-tb", default="1000", help="size in TB (default 1000, a petabyte)")
     parser.add_argument("--rate-gbps", help="networks to compare, Gbit/s (default 1,10,25,40,100)")
     parser.add_argument(
-        "--efficiency", default=str(NETWORK_EFFICIENCY), help="share of a network's rate that copies get (default 0.7)"
+        "--efficiency",
+        default=str(NETWORK_EFFICIENCY),
+        help="share of a network's rate that a copy reaches (default 0.7)",
     )
     components.add_argument(parser)
 

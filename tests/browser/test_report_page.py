@@ -234,7 +234,7 @@ def test_report_without_a_measured_point_still_opens(browser: Browser, tmp_path:
     (tmp_path / "trials.jsonl").write_text("")
     assert main(["report", str(tmp_path)]) == 0
     browser.open(tmp_path / "report.html")
-    assert "Nothing can be said yet" in browser.driver.find_element(By.ID, "verdict").text
+    assert "No verdict yet" in browser.driver.find_element(By.ID, "verdict").text
     assert "holds no readable trial" in browser.driver.find_element(By.ID, "missing").text
     check_quiet(browser)
 

@@ -85,4 +85,4 @@ def test_other_networks_are_scaled_and_the_source_says_how() -> None:
 def test_fp32_on_a_tf32_device_says_what_stands_in() -> None:
     ms, source = gpu_rates.compute_ms("a100", "resnet50", 256, "fp32")
     assert 256000 / ms == pytest.approx(909)
-    assert "tf32 stands in" in source
+    assert "tf32 is used instead" in source

@@ -246,7 +246,7 @@ def test_report_of_only_foreign_lines_says_so(tmp_path: Path) -> None:
     (folder / "trials.jsonl").write_text('{"foo": 1}\n\x00\x01\n')
     html, text = report(folder, tmp_path)
     assert "holds no readable trial" in html
-    assert "Nothing can be said yet" in text
+    assert "No verdict yet" in text
 
 
 def test_binary_garbage_is_survived(tmp_path: Path) -> None:
@@ -313,7 +313,7 @@ def test_optional_measurements_may_all_be_absent(tmp_path: Path) -> None:
             trial[name] = None
 
     html, _ = report(copy("network-1g", tmp_path, bare), tmp_path)
-    assert "no split of the step time was recorded" in html
+    assert "no breakdown of the step time was recorded" in html
     assert "what limits it was not recorded" in html
 
 
