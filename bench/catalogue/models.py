@@ -212,11 +212,7 @@ def _inceptionv3() -> tuple[Layer, ...]:
             [
                 [("branch1x1", 64, 1, 1, 0)],
                 [("branch5x5_1", 48, 1, 1, 0), ("branch5x5_2", 64, 5, 1, 2)],
-                [
-                    ("branch3x3dbl_1", 64, 1, 1, 0),
-                    ("branch3x3dbl_2", 96, 3, 1, 1),
-                    ("branch3x3dbl_3", 96, 3, 1, 1),
-                ],
+                [("branch3x3dbl_1", 64, 1, 1, 0), ("branch3x3dbl_2", 96, 3, 1, 1), ("branch3x3dbl_3", 96, 3, 1, 1)],
                 [("branch_pool", pool_features, 1, 1, 0)],
             ],
         )
@@ -268,10 +264,7 @@ def _inceptionv3() -> tuple[Layer, ...]:
             name,
             [
                 [("branch1x1", 320, 1, 1, 0)],
-                [
-                    ("branch3x3_1", 384, 1, 1, 0),
-                    ("branch3x3_2", 384, _FORK, 1, 0),
-                ],
+                [("branch3x3_1", 384, 1, 1, 0), ("branch3x3_2", 384, _FORK, 1, 0)],
                 [
                     ("branch3x3dbl_1", 448, 1, 1, 0),
                     ("branch3x3dbl_2", 384, 3, 1, 1),

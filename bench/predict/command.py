@@ -1,4 +1,4 @@
-"""Predict throughput and scaling efficiency of a cluster, with an 80% interval.
+"""Predict throughput and scaling efficiency of a cluster, with an interval of uncertainty.
 
 Examples:
   bench predict --model resnet50 --batch 64 --single-rate 253.1 --gpus 32 --gpus-per-node 4 --rate-gbps 10

@@ -10,12 +10,13 @@ from typing import Any, get_args
 import pytest
 
 from bench import parse
-from bench.cli import main
+from bench.cli import COMMANDS, main
 from bench.predict import validate
 from bench.predict.calibrate import calibrate
 from bench.predict.inputs import DEFAULTS, Parameters, Setup
 from bench.predict.step import step_ms
 from bench.results.trial import Emulation, Interval, Point, TransportName, Trial
+from bench.sizing.command import PLANS
 from cluster.core.errors import UserError
 
 HKBU = ["--model", "resnet50", "--batch", "64", "--single-rate", "253.1", "--gpus-per-node", "4", "--rate-gbps", "10"]
@@ -309,3 +310,11 @@ def test_calibrate_names_the_line_that_it_left_out(tmp_path: Path, capsys: pytes
     (run / "trials.jsonl").write_text("\n".join([*lines[:2], "nonsense", *lines[2:]]) + "\n")
     assert main(["predict", "--calibrate", str(run), "--gpus", "10"]) == 0
     assert "line 3" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", ["", *COMMANDS, *(f"plan {name}" for name in PLANS)])
+def test_help_is_printed(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([*words.split(), "--help"])
+    assert ended.value.code == 0
+    assert "usage: bench" in capsys.readouterr().out
