@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench.results import runs
-from bench.results.points import Family, Place
+from bench.results.points import Family, MergedPoint
 from bench.results.trial import Interval
 from cluster.core.errors import UserError
 
@@ -34,9 +34,9 @@ class Run(runs.Run):
         return page.make(self)
 
     @property
-    def points(self) -> list[Place]:
+    def points(self) -> list[MergedPoint]:
         """Every measured set of conditions, with its repeats merged and its scaling efficiency."""
-        return self._report.table.places
+        return self._report.table.points
 
     @property
     def families(self) -> list[Family]:
@@ -61,7 +61,7 @@ class Run(runs.Run):
             raise UserError("run.frame(): pandas is not installed; install it with `pip install pandas`") from None
         return pandas.DataFrame([self._row(point) for point in self.points])
 
-    def _row(self, point: Place) -> dict[str, Any]:
+    def _row(self, point: MergedPoint) -> dict[str, Any]:
         parts = point.breakdown.model_dump() if point.breakdown else {}
         return {
             **asdict(point.family),
@@ -85,22 +85,23 @@ class Run(runs.Run):
 
     def charts(self, family: Family | None = None) -> dict[str, altair.TopLevelMixin]:
         """The report's plots by name, as Altair charts, for one family (default: the first)."""
+        from bench import charts
         from bench.report import plots
 
         if not self.families:
             return {}
         report = self._report
         drawn = plots.charts_for(report.table, family or self.families[0], report.constructed, report.limits)
-        return {name: chart.properties(config=plots.style()) for name, chart in drawn.items()}
+        return {name: chart.properties(config=charts.style()) for name, chart in drawn.items()}
 
     def caveat(self, family: Family | None = None) -> str:
         """What the report writes on every plot, such as "EMULATED P100"; empty for real GPUs. Put it on yours too."""
-        from bench.report import plots
+        from bench import charts
 
         if not self.families:
             return ""
         family = family or self.families[0]
-        return plots.caveat(family, self._report.table.of(family), self._report.constructed)
+        return charts.caveat(family, self._report.table.of(family), self._report.constructed)
 
     def explain(self) -> str:
         """The text of `bench explain`: the weakest link, the next one, and what single changes would give."""

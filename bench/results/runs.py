@@ -12,7 +12,8 @@ from typing import Any, get_args
 from bench.results import store
 from bench.results.points import Table, tabulate
 from bench.results.store import TRIALS, read_trials
-from bench.results.trial import TransportName, Trial
+from bench.results.trial import Trial
+from cluster.core.contract import TransportName
 from cluster.core.errors import UserError
 
 TRIAL_ID = re.compile(r"[0-9a-f]{6,12}")
