@@ -270,7 +270,7 @@ def test_config_prints_cluster_yml_with_every_default(project: Project) -> None:
     assert done.returncode == 0, last_line(done)
     found = json.loads(done.stdout)["cluster"]
     assert found["ports"]["ssh"] == 22
-    assert found["fabrics"] == {"1g": {"rate_gbps": 1, "transport": "tcp", "shaped": False}}
+    assert found["fabrics"] == {"1g": {"rate_gbps": 1, "transport": "tcp", "shaped": True}}
     assert (found["gpus_per_node"], found["gpu_model"]) == (0, "none")
     assert {name: found[name] for name in REQUIRED if name != "fabrics"} == {
         name: value for name, value in REQUIRED.items() if name != "fabrics"
@@ -330,9 +330,21 @@ def test_report_calls_verbs_on_a_fabric_named_ib_infiniband(tmp_path: Path) -> N
     assert report_text(with_transport(RUNS / "compute-ib", tmp_path / "run", "verbs")).count("InfiniBand") > 0
 
 
+def as_schema_1(source: Path, target: Path) -> Path:
+    """A copy of a run as earlier versions wrote it: points have no transport."""
+    shutil.copytree(source, target)
+    lines = [json.loads(line) for line in (source / "trials.jsonl").read_text().splitlines()]
+    for trial in lines:
+        trial["schema_version"] = 1
+        del trial["point"]["transport"]
+        trial["transport"] = trial.pop("traffic")
+    (target / "trials.jsonl").write_text("".join(f"{json.dumps(trial)}\n" for trial in lines))
+    return target
+
+
 def test_report_takes_the_transport_of_old_trials_from_provenance(tmp_path: Path) -> None:
     # A sweep has always written the fabrics of the contract there.
-    folder = shutil.copytree(RUNS / "compute-ib", tmp_path / "run")
+    folder = as_schema_1(RUNS / "compute-ib", tmp_path / "run")
     recorded = json.loads((folder / "provenance.json").read_text())
     recorded["fabrics"]["ib"] |= {"transport": "tcp", "shaped": True}
     (folder / "provenance.json").write_text(json.dumps(recorded))
@@ -350,7 +362,7 @@ def test_calibration_takes_the_transport_that_the_trials_record(tmp_path: Path, 
 
 def test_trials_of_both_schemas_are_read_and_keep_their_ids(tmp_path: Path) -> None:
     ids = [json.loads(line)["id"] for line in (RUNS / "compute-ib/trials.jsonl").read_text().splitlines()]
-    old = shutil.copytree(RUNS / "compute-ib", tmp_path / "old")
+    old = as_schema_1(RUNS / "compute-ib", tmp_path / "old")
     mixed = with_transport(RUNS / "compute-ib", tmp_path / "mixed", "verbs", keep=4)
     for folder in (old, mixed):
         done = run(BIN / "bench", "export", folder, "--format", "json", cwd=tmp_path)
