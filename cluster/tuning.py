@@ -19,7 +19,7 @@ from cluster.core.errors import UserError, one_line
 from cluster.core.sections import Section
 
 Algorithm = Literal["default", "recursive_doubling", "ring", "segmented_ring", "rabenseifner"]
-# OpenMPI's numbers for them (coll_tuned_allreduce_algorithm).
+# Their numbers in OpenMPI (coll_tuned_allreduce_algorithm).
 NUMBERS: dict[Algorithm, int] = {"recursive_doubling": 3, "ring": 4, "segmented_ring": 5, "rabenseifner": 6}
 
 
@@ -89,20 +89,20 @@ def load(env: str) -> dict[str, Tuning]:
         content = yaml.safe_load(path.read_text()) or {}
         return {name: Tuning.model_validate(values) for name, values in content["tuning"].items()}
     except (yaml.YAMLError, KeyError, AttributeError, TypeError):
-        raise UserError(f"{path.name}: not a tuning file; remove it, `make tune ENV={env}` makes another") from None
+        raise UserError(f"{path.name}: not a tuning file; remove it and run `make tune ENV={env}`") from None
     except ValidationError as error:
         raise UserError(f"{path.name}: {one_line(error, 'tuning')}") from None
 
 
-def choose(found: Mapping[str, Tuning], name: str, fabric: Fabric) -> Tuning:
+def choose(tuned: Mapping[str, Tuning], name: str, fabric: Fabric) -> Tuning:
     """The tuned settings of a fabric, or the defaults of its class."""
-    return found.get(name, SHIPPED[fabric_class(fabric)])
+    return tuned.get(name, SHIPPED[fabric_class(fabric)])
 
 
 def mca(chosen: Tuning) -> dict[str, str]:
-    """OpenMPI's parameters, as the mpi role writes them for every MPI program on the cluster.
+    """OpenMPI's parameters, which the mpi role writes for every MPI program on the cluster.
 
-    The all-reduce is chosen by size, in a file of rules (see roles/mpi/templates/allreduce.rules.j2).
+    A rules file selects the all-reduce by message size (see roles/mpi/templates/allreduce.rules.j2).
     """
     return {
         "btl_tcp_eager_limit": str(chosen.eager_bytes),
@@ -113,15 +113,15 @@ def mca(chosen: Tuning) -> dict[str, str]:
 
 
 def launch_mca(chosen: Tuning, processes: int) -> dict[str, str]:
-    """The same for one launch: the number of processes is known and all messages are large."""
+    """OpenMPI's parameters for one launch: the number of processes is known and all messages are large."""
     if chosen.algorithm == "default":
         return {**mca(chosen), "coll_tuned_use_dynamic_rules": "0"}
     # With two processes a ring waits on itself; recursive doubling sends the same bytes in one exchange.
     number = NUMBERS[chosen.algorithm if processes > 2 else "recursive_doubling"]
-    given = {"coll_tuned_use_dynamic_rules": "1", "coll_tuned_allreduce_algorithm": str(number)}
+    rules = {"coll_tuned_use_dynamic_rules": "1", "coll_tuned_allreduce_algorithm": str(number)}
     if chosen.segment_bytes:
-        given["coll_tuned_allreduce_algorithm_segmentsize"] = str(chosen.segment_bytes)
-    return {**mca(chosen), **given}
+        rules["coll_tuned_allreduce_algorithm_segmentsize"] = str(chosen.segment_bytes)
+    return {**mca(chosen), **rules}
 
 
 def role_variables(env: str, name: str, fabric: Fabric) -> dict[str, object]:

@@ -1,1 +1,1 @@
-"""Collectives, timed."""
+"""Time collectives on a cluster."""

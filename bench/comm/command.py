@@ -1,6 +1,6 @@
-"""Time collectives on the cluster, each as a share of what the wire gives.
+"""Time collectives on the cluster and compare them with the bandwidth of the link.
 
-Sizes are the modelled cluster's: on a shaped fabric both the bytes and the rate are divided by the same factor s.
+Sizes are those of the modelled cluster: on a shaped fabric, bytes and rate are both divided by the scale factor.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from cluster.core.state import State
 from cluster.terraform import read_output
 
 COLLECTIVES = ("all_reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all")
-# horovod: by what the fabric is tuned to for a message's size. nccl: Horovod started by MPI, tensors on the GPUs.
+# horovod: MPI or Gloo, from the fabric's tuning and the message size. nccl: Horovod started by MPI, tensors on GPUs.
 ENGINES = ("horovod", "horovod-gloo", "horovod-mpi", "ddp", "nccl")
-USUAL = ("horovod", "horovod-mpi", "ddp")
+DEFAULT_ENGINES = ("horovod", "horovod-mpi", "ddp")
 SMALLEST, LARGEST = 4 << 10, 512 << 20
 
 
@@ -36,7 +36,7 @@ def size(text: str) -> int:
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r}: write a size such as 4K or 64M") from None
     if value < 4:
-        raise argparse.ArgumentTypeError(f"{text!r}: at least 4 bytes, one element")
+        raise argparse.ArgumentTypeError(f"{text!r}: too small; the minimum is 4 bytes (one element)")
     return value
 
 
@@ -44,18 +44,19 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--env", default="local", help="environment to run on (default local)")
     parser.add_argument("--fabric", help="fabric of cluster.yml (default: the active one)")
     parser.add_argument("--nodes", type=int, help="number of nodes (default: all)")
+    parser.add_argument("--collective", choices=COLLECTIVES, action="append", help="repeatable (default all_reduce)")
     parser.add_argument(
-        "--collective", choices=COLLECTIVES, action="append", help="default all_reduce; may be repeated"
-    )
-    parser.add_argument(
-        "--engine", choices=ENGINES, action="append", help=f"default: nccl on GPUs, else {', '.join(USUAL)}"
+        "--engine",
+        choices=ENGINES,
+        action="append",
+        help=f"repeatable (default: nccl on GPUs, else {', '.join(DEFAULT_ENGINES)})",
     )
     parser.add_argument("--from", dest="smallest", type=size, default=SMALLEST, help="smallest message (default 4K)")
-    parser.add_argument("--to", dest="largest", type=size, default=64 << 20, help="largest (default 64M, at most 512M)")
+    parser.add_argument("--to", dest="largest", type=size, default=64 << 20, help="largest (default 64M, maximum 512M)")
     parser.add_argument(
-        "--seconds", type=float, default=2.0, help="time per case, at least five repetitions (default 2)"
+        "--seconds", type=float, default=2.0, help="time limit per case, after at least five repetitions (default 2)"
     )
-    parser.add_argument("--untuned", action="store_true", help="with Horovod's and OpenMPI's own defaults")
+    parser.add_argument("--untuned", action="store_true", help="use the defaults of Horovod and OpenMPI")
     parser.add_argument("--json", action="store_true", help="print the results as JSON")
 
 
@@ -66,31 +67,31 @@ def run(args: argparse.Namespace) -> int:
         raise UserError(f"--fabric {fabric}: unknown; choose one of {', '.join(contract.fabrics)}")
     count = args.nodes or len(contract.nodes)
     if not 2 <= count <= len(contract.nodes):
-        raise UserError(f"--nodes {count}: a collective needs 2 or more of the cluster's {len(contract.nodes)} nodes")
+        raise UserError(f"--nodes {count}: use at least 2 nodes and at most the cluster's {len(contract.nodes)}")
     if not args.smallest <= args.largest <= LARGEST:
-        raise UserError("--from and --to: the smallest must not exceed the largest, and that not 512M")
+        raise UserError("--from, --to: --from must not exceed --to, and --to must not exceed 512M")
     gpus = min(node.gpus for node in contract.nodes.values())
-    chosen = args.engine or (["nccl"] if gpus else USUAL)
-    if "nccl" in chosen and not gpus:
+    engines = args.engine or (["nccl"] if gpus else DEFAULT_ENGINES)
+    if "nccl" in engines and not gpus:
         raise UserError("--engine nccl: the nodes have no GPUs; choose another engine")
     cases = [Case(name, n) for name in args.collective or ["all_reduce"] for n in sizes(args.smallest, args.largest)]
     settings = tuning.UNTUNED if args.untuned else unfold.tuning_of(contract, fabric, tuning.load(args.env))
     folder = store.RESULTS / args.env / "comm"
-    work = Communication(contract, fabric, count)
+    communication = Communication(contract, fabric, count)
     try:
-        topology = work.topology()
-        ring = work.links()
-        wire = min(row["gbps"] for row in ring)
+        topology = communication.topology()
+        ring = communication.links()
+        link_gbps = min(row["gbps"] for row in ring)
         rows = []
-        for engine in chosen:
-            for row in work.collectives(engine, settings, cases, args.seconds):
-                rows.append({**row, "link_share": row["busbw_gbps"] / wire})
+        for engine in engines:
+            for row in communication.collectives(engine, settings, cases, args.seconds):
+                rows.append({**row, "link_share": row["busbw_gbps"] / link_gbps})
     finally:
-        work.close()
+        communication.close()
     result = {
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "kind": "emulated" if work.scale != 1 else "real",
-        **{"env": args.env, "fabric": fabric, "rate_gbps": work.rate, "scale": work.scale},
+        "kind": "emulated" if communication.scale != 1 else "real",
+        **{"env": args.env, "fabric": fabric, "rate_gbps": communication.rate, "scale": communication.scale},
         **{"settings": settings.model_dump(), "topology": topology, "ring": ring, "rows": rows},
     }
     folder.mkdir(parents=True, exist_ok=True)
@@ -100,19 +101,19 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(result, indent=1))
     else:
         show(result)
-        console.print(f"kept in {path}", markup=False)
+        console.print(f"saved in {path}", markup=False)
     return 1 if any(row["errors"] for row in rows) else 0
 
 
-def known(value: int | None) -> str:
+def or_dash(value: int | None) -> str:
     return "-" if value is None else str(value)
 
 
-def far_apart(topology: list[dict[str, Any]]) -> list[str]:
-    """GPUs that reach the card through another socket's memory."""
+def numa_warnings(topology: list[dict[str, Any]]) -> list[str]:
+    """One line per GPU that is on another NUMA node than the network card."""
     return [
-        f"{node['node']}: GPU {gpu['bus']} is on NUMA node {gpu['numa']}, its card {node['card']['interface']} on "
-        f"{node['card']['numa']}: use a card beside the GPU, or bind the process to the card's node"
+        f"{node['node']}: GPU {gpu['bus']} is on NUMA node {gpu['numa']}, network card {node['card']['interface']} on "
+        f"NUMA node {node['card']['numa']}: use a card on the GPU's NUMA node, or bind the process to the card's"
         for node in topology
         for gpu in node["gpus"]
         if None not in (gpu["numa"], node["card"]["numa"]) and gpu["numa"] != node["card"]["numa"]
@@ -120,39 +121,27 @@ def far_apart(topology: list[dict[str, Any]]) -> list[str]:
 
 
 def show(result: dict[str, Any]) -> None:
-    wire = min(row["gbps"] for row in result["ring"])
-    table = Table(title="the ring, by iperf3 and hwloc", title_justify="left")
-    for column in ("node", "to", "Gbit/s", "of the rate", "card", "its NUMA", "cores", "NUMA nodes", "GPUs (NUMA)"):
+    link_gbps = min(row["gbps"] for row in result["ring"])
+    table = Table(title="links of the ring (iperf3) and topology (hwloc)", title_justify="left")
+    for column in ("node", "to", "Gbit/s", "of rate", "card", "card NUMA", "cores", "NUMA nodes", "GPUs (NUMA)"):
         table.add_column(column)
     for row, node in zip(result["ring"], result["topology"], strict=True):
         card = node["card"]
-        gpus = ", ".join(f"{gpu['name']} ({known(gpu['numa'])})" for gpu in node["gpus"])
+        gpus = ", ".join(f"{gpu['name']} ({or_dash(gpu['numa'])})" for gpu in node["gpus"])
         table.add_row(
             *(row["node"], row["to"], f"{row['gbps']:.3f}", f"{row['gbps'] / result['rate_gbps']:.0%}"),
-            *(f"{card['interface']} {card['driver']}", known(card["numa"]), str(node["cores"])),
+            *(f"{card['interface']} {card['driver']}", or_dash(card["numa"]), str(node["cores"])),
             *(str(node["numa_nodes"]), gpus or "-"),
         )
     console.print(table)
-    for line in far_apart(result["topology"]):
+    for line in numa_warnings(result["topology"]):
         console.print(line, markup=False)
     emulated = f"EMULATED, bytes and rate / {result['scale']:g}: " if result["kind"] == "emulated" else ""
     count = result["rows"][0]["nodes"]
     table = Table(
-        title=f"{emulated}{result['fabric']}, {count} nodes, shares of {wire:.3f} Gbit/s", title_justify="left"
+        title=f"{emulated}{result['fabric']}, {count} nodes, shares of {link_gbps:.3f} Gbit/s", title_justify="left"
     )
-    columns = (
-        "collective",
-        "engine",
-        "size",
-        "count",
-        "type",
-        "time us",
-        "95%",
-        "algbw",
-        "busbw",
-        "of the wire",
-        "errors",
-    )
+    columns = ("collective", "engine", "size", "count", "type", "time us", "95%", "algbw", "busbw", "of link", "errors")
     for column in columns:
         table.add_column(column, justify="left" if column in columns[:2] else "right")
     for row in result["rows"]:

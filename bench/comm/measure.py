@@ -1,4 +1,4 @@
-"""Collectives on some nodes of one fabric: their times, the links between neighbours, the topology."""
+"""Measure collectives, links between ring neighbours and topology on nodes of one fabric."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from cluster.core.errors import InfraError
 from cluster.core.process import die_with_parent
 from cluster.tuning import Tuning
 
-STEP = 4
+SIZE_FACTOR = 4
 LINK_SECONDS = 2
 START_LIMIT = 120
 
@@ -37,7 +37,7 @@ class Case:
         return f"{self.collective}-{self.size}"
 
     def bus_factor(self, ranks: int) -> float:
-        """nccl-tests' factor from algorithm to bus bandwidth: what the busiest link carries per byte of message."""
+        """Bus bandwidth over algorithm bandwidth, as in nccl-tests: bytes on the busiest link per byte of message."""
         if self.collective == "broadcast":
             return 1.0
         return (2 if self.collective == "all_reduce" else 1) * (ranks - 1) / ranks
@@ -45,7 +45,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Timed:
-    """What was measured of a case: elements sent, the time of every repetition, elements that came back wrong."""
+    """The measurement of a case: elements sent, time of every repetition, wrong elements."""
 
     count: int
     times: list[float]
@@ -58,18 +58,18 @@ def engine_name(engine: str) -> str:
 
 
 def sizes(smallest: int, largest: int) -> list[int]:
-    found = []
+    values = []
     while smallest <= largest:
-        found.append(smallest)
-        smallest *= STEP
-    return found
+        values.append(smallest)
+        smallest *= SIZE_FACTOR
+    return values
 
 
 class Communication:
     """Measures on some nodes of one fabric."""
 
     def __init__(self, contract: Contract, fabric: str, count: int, factor: float | None = None) -> None:
-        """factor: s, where it is not to follow from nodes and rate."""
+        """factor: the scale factor (default: from nodes and rate)."""
         self.contract, self.fabric = contract, fabric
         self.names = [name for name, _ in contract.ordered()][:count]
         self.rate = contract.fabrics[fabric].rate_gbps
@@ -81,24 +81,24 @@ class Communication:
         install_worker(contract, self.names)
 
     def events(self, launch: Launch, limit: float) -> list[Event]:
-        # The supervisor on the head ends everything when its standard input closes: it stays open until the end.
-        reading, writing = os.pipe()
+        # The supervisor on the head ends the launch when its standard input closes, so keep it open.
+        read_end, write_end = os.pipe()
         process = subprocess.Popen(
             self.executor.argv(launch),
-            stdin=reading,
+            stdin=read_end,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
             preexec_fn=die_with_parent,
         )
-        os.close(reading)
+        os.close(read_end)
         where = f"{launch.engine} on {len(launch.hosts)} nodes"
         try:
             out, err = process.communicate(timeout=limit)
         except subprocess.TimeoutExpired:
-            raise InfraError(f"{where}: not finished within {limit:.0f} s") from None
+            raise InfraError(f"{where}: timeout after {limit:.0f} s") from None
         finally:
-            os.close(writing)
+            os.close(write_end)
             try:
                 process.wait(timeout=self.executor.grace)
             except subprocess.TimeoutExpired:
@@ -130,19 +130,19 @@ class Communication:
 
     def times(self, engine: str, settings: Tuning, cases: list[Case], seconds: float) -> dict[str, Timed]:
         ranks = self.ranks(engine)
-        wanted: dict[Tuning, list[CaseSpec]] = {}
+        by_settings: dict[Tuning, list[CaseSpec]] = {}
         for case in cases:
             count = max(1, round(case.size / 4 / self.scale / ranks)) * ranks
-            given = tuning.for_size(settings, case.size) if engine == "horovod" else settings
-            wanted.setdefault(given, []).append(CaseSpec(case.id, case.collective, count, seconds))
-        found: dict[str, Timed] = {}
-        for given, part in wanted.items():
-            limit = START_LIMIT + len(part) * (10 * seconds + 30)
-            used = given.engine if engine == "horovod" else engine
-            launch = self.launch(used, given, self.case_spec(used, part))
+            chosen = tuning.for_size(settings, case.size) if engine == "horovod" else settings
+            by_settings.setdefault(chosen, []).append(CaseSpec(case.id, case.collective, count, seconds))
+        measured: dict[str, Timed] = {}
+        for chosen, specs in by_settings.items():
+            limit = START_LIMIT + len(specs) * (10 * seconds + 30)
+            launch_engine = chosen.engine if engine == "horovod" else engine
+            launch = self.launch(launch_engine, chosen, self.case_spec(launch_engine, specs))
             done = {event.id: event for event in self.events(launch, limit) if isinstance(event, CaseDone)}
-            found |= {sent.id: Timed(sent.count, done[sent.id].times, done[sent.id].errors) for sent in part}
-        return found
+            measured |= {case.id: Timed(case.count, done[case.id].times, done[case.id].errors) for case in specs}
+        return measured
 
     def ranks(self, engine: str) -> int:
         return len(self.names) * (self.slots if engine == "nccl" else 1)
@@ -154,13 +154,13 @@ class Communication:
     def collectives(self, engine: str, settings: Tuning, cases: list[Case], seconds: float) -> list[dict[str, Any]]:
         """One row per case, in the modelled cluster's units."""
         ranks = self.ranks(engine)
-        found = self.times(engine, settings, cases, seconds)
+        measured = self.times(engine, settings, cases, seconds)
         rows = []
         for case in cases:
-            times, count = found[case.id].times, found[case.id].count
+            times, count = measured[case.id].times, measured[case.id].count
             low, high = step_statistics.median_interval(times)
-            middle = statistics.median(times)
-            bus = self.bandwidth(engine, case, count, middle)
+            median = statistics.median(times)
+            bus = self.bandwidth(engine, case, count, median)
             rows.append(
                 {
                     **{
@@ -171,16 +171,16 @@ class Communication:
                         "fabric": self.fabric,
                     },
                     **{"size": case.size, "count": case.size // 4, "type": "float", "scale": self.scale},
-                    **{"time_us": middle * 1e6, "time_low_us": low * 1e6, "time_high_us": high * 1e6},
+                    **{"time_us": median * 1e6, "time_low_us": low * 1e6, "time_high_us": high * 1e6},
                     **{"algbw_gbps": bus / case.bus_factor(ranks), "busbw_gbps": bus},
-                    **{"errors": found[case.id].errors, "repetitions": len(times)},
+                    **{"errors": measured[case.id].errors, "repetitions": len(times)},
                 }
             )
         return rows
 
     def links(self) -> list[dict[str, Any]]:
         """iperf3 between ring neighbours at the same rate, in the modelled cluster's units."""
-        # The worker of a launch sets the rate; one that does nothing else leaves it set.
+        # A launch without cases only sets the rate.
         self.events(self.launch("ddp", Tuning(), self.case_spec("ddp", [])), START_LIMIT)
         head = self.names[0]
         words = ["python3", worker_files.folder(), "links", str(LINK_SECONDS), *self.names]
@@ -192,7 +192,7 @@ class Communication:
         return [{**row, "gbps": row["gbps"] * self.scale} for row in ring]
 
     def topology(self) -> list[dict[str, Any]]:
-        """Who sends to whom in the ring, and through what."""
+        """The topology of every node, with its neighbour in the ring."""
         words = ["python3", worker_files.folder(), "topology", self.contract.fabrics[self.fabric].interface]
         argvs = {name: ssh.as_training_account(self.contract, name, words) for name in self.names}
         rows = []

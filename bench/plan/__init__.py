@@ -1,1 +1,1 @@
-"""A plan: its fields, the plans we ship, and the points it unfolds into."""
+"""Plans: their fields, the shipped plans, and the points of a plan."""

@@ -1,4 +1,4 @@
-"""Does a plan fit a cluster? What a schema alone cannot know."""
+"""Check a plan against a cluster: what the schema alone cannot check."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from cluster.core.errors import UserError
 
 
 def check(plan: Plan, cluster: Contract | None, available: int, gpus: int) -> None:
-    """What a schema cannot know: does it fit this cluster, do the names exist."""
+    """Raise UserError if the cluster cannot run the plan or a name in it is unknown. gpus: per node."""
     if cluster:
         known = [*cluster.fabrics, *plan.links]
         for fabric in plan.fabrics:
@@ -18,34 +18,34 @@ def check(plan: Plan, cluster: Contract | None, available: int, gpus: int) -> No
         shaped = cluster.fabrics[cluster.active_fabric].shaped
         for name in ("slowdown", "links"):
             if getattr(plan, name) and not shaped:
-                raise UserError(f"plan.{name}: this cluster's fabrics are native and keep their own rate; leave it out")
+                raise UserError(f"plan.{name}: the cluster's fabrics are not shaped and keep their own rate; remove it")
         if plan.container and shaped:
             raise UserError(
-                "plan.container: from inside a container nobody can set the rate of a shaped fabric; leave it out, "
+                "plan.container: a container cannot set the rate of a shaped fabric; remove it, "
                 "or set shaped: false on the fabrics of cluster.yml and use device cpu or cuda"
             )
     if max(plan.nodes) > available:
         raise UserError(
-            f"plan.nodes: {max(plan.nodes)} nodes asked, the cluster has {available}; "
+            f"plan.nodes: {max(plan.nodes)} nodes requested, the cluster has {available}; "
             f"run `make scale NODES={max(plan.nodes)}` or list fewer"
         )
     if "1bit" in plan.compressions and "ps" in plan.engines:
-        raise UserError("plan.compressions: 1bit does not go with engine ps; leave one of them out")
+        raise UserError("plan.compressions: engine ps does not support 1bit; remove one of them")
     if plan.launcher == "torchrun" and set(plan.engines) != {"ddp"}:
         raise UserError("plan.launcher: torchrun starts engine ddp only; set engines: [ddp]")
     for model in plan.models:
         models.get(model)
     if plan.data_loader == "dali" and plan.device != "cuda":
-        raise UserError(f"plan.data_loader: dali needs device cuda, not {plan.device}; leave it out")
+        raise UserError(f"plan.data_loader: dali needs device cuda, not {plan.device}; remove it")
     kind, _, profile = plan.device.partition(":")
     if plan.slowdown and (kind != "emulated" or plan.data != ["synthetic"]):
-        raise UserError("plan.slowdown: only emulated devices with synthetic data can be slowed; leave it out")
+        raise UserError("plan.slowdown: only emulated devices with synthetic data can be slowed; remove it")
     if kind == "emulated":
         gpu_rates.get(profile)
     elif plan.device == "cuda":
         if gpus < plan.gpus_per_node:
             raise UserError(
-                f"plan.device: cuda needs {plan.gpus_per_node} GPUs per node and the cluster has {gpus}; "
+                f"plan.device: cuda needs {plan.gpus_per_node} GPUs per node, the cluster has {gpus}; "
                 "use emulated:<profile> or cpu"
             )
     elif plan.device != "cpu":

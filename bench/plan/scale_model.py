@@ -1,7 +1,7 @@
 """The scale model's two factors.
 
-s, the scale: bytes and link rate are both divided by it, so transfer times stay what they are. The larger s, the less
-CPU the bytes cost this machine, and the larger the share of a step's fixed costs (negotiation, wake-ups).
+s, the scale: bytes and link rate are both divided by it, so transfer times do not change. A larger s costs this machine
+less CPU per byte, but increases the share of a step's fixed costs (negotiation, wake-ups).
 
 t, the slowdown: compute and transfers both take t times as long, and every measured time is divided by t. The overhead
 of this machine then counts t times less.
@@ -9,7 +9,7 @@ of this machine then counts t times less.
 
 from __future__ import annotations
 
-# Total traffic between all nodes that does not make this machine's CPU the limit, in Gbit/s.
+# Total traffic between all nodes, in Gbit/s, that the CPU of this machine can move without being the limit.
 BUDGET_GBPS = 0.5
 SMALLEST = 2.0
 # Above this, Horovod's negotiation is no longer small compared with the gradients.

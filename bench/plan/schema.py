@@ -1,4 +1,4 @@
-"""What a plan file may say."""
+"""The schema of a plan file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PLANS = Path(__file__).parent / "shipped"
 
 def _unique(values: list[Any]) -> list[Any]:
     if len(set(map(str, values))) != len(values):
-        raise ValueError("lists something twice; name each once")
+        raise ValueError("has a duplicate; list each value once")
     return values
 
 
@@ -26,11 +26,11 @@ def _data(value: str) -> str:
     return value
 
 
-def _listed(value: Any) -> Any:
+def _as_list(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
-Listed = AfterValidator(_unique)
+Unique = AfterValidator(_unique)
 Positive = Annotated[int, Field(ge=1)]
 
 
@@ -62,26 +62,26 @@ class Plan(Section):
     """A sweep: every combination of the lists is a point."""
 
     title: str = Field(default="", description="title of the result table")
-    nodes: Annotated[list[Positive], Field(min_length=1), Listed] = Field(description="node counts, such as [1, 2, 4]")
+    nodes: Annotated[list[Positive], Field(min_length=1), Unique] = Field(description="node counts, such as [1, 2, 4]")
     gpus_per_node: Annotated[int, Field(ge=1, le=16)] = Field(default=1, description="processes on each node")
-    batches: Annotated[list[Annotated[int, Field(ge=1, le=4096)]], Field(min_length=1), Listed] = Field(
+    batches: Annotated[list[Annotated[int, Field(ge=1, le=4096)]], Field(min_length=1), Unique] = Field(
         description="images per GPU and step"
     )
-    fabrics: Annotated[list[str], Field(min_length=1), Listed] = Field(
+    fabrics: Annotated[list[str], Field(min_length=1), Unique] = Field(
         description="fabrics to measure: names from cluster.yml or from links"
     )
     links: dict[str, Link] = Field(
         default={},
         description="extra link rates to emulate, in addition to the cluster's fabrics: name -> rate_gbps, burst_ms",
     )
-    models: Annotated[list[str], Field(min_length=1), Listed] = Field(
+    models: Annotated[list[str], Field(min_length=1), Unique] = Field(
         default=["resnet50"], description="resnet50, resnet101, resnet152, vgg16, alexnet, inceptionv3"
     )
-    engines: Annotated[list[Engine], Field(min_length=1), Listed] = Field(
+    engines: Annotated[list[Engine], Field(min_length=1), Unique] = Field(
         default=["horovod"],
         description="horovod (MPI or Gloo, from the fabric's tuning), horovod-mpi, horovod-gloo, ddp, ps",
     )
-    compressions: Annotated[list[Literal["none", "fp16", "1bit"]], Field(min_length=1), Listed] = Field(
+    compressions: Annotated[list[Literal["none", "fp16", "1bit"]], Field(min_length=1), Unique] = Field(
         default=["none"], description="gradient compression: none, fp16, 1bit (with error feedback)"
     )
     launcher: Literal["usual", "torchrun"] = Field(
@@ -104,7 +104,7 @@ class Plan(Section):
         default=None, description="precision of the emulated device's published rate, such as amp"
     )
     data: Annotated[
-        list[Annotated[str, AfterValidator(_data)]], Field(min_length=1), Listed, BeforeValidator(_listed)
+        list[Annotated[str, AfterValidator(_data)]], Field(min_length=1), Unique, BeforeValidator(_as_list)
     ] = Field(
         default=["synthetic"], description="data source: synthetic, shards:/folder or shards:http://... (docs/data.md)"
     )
@@ -129,7 +129,7 @@ def names() -> list[str]:
 
 
 def load(text: str) -> Plan:
-    """A plan by its name in bench/plans or by the path of a file."""
+    """A shipped plan by its name, or a plan file by its path."""
     path = PLANS / f"{text}.yml"
     if not path.exists():
         path = Path(text)

@@ -1,4 +1,4 @@
-"""From a plan to points: which are measured, in which order, and about how long each takes."""
+"""Unfold a plan into points, in measuring order, and estimate how long each takes."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from cluster.core.contract import Contract, TransportName
 from cluster.tuning import Tuning
 
 Tuned = Mapping[str, Tuning]
-START_SECONDS, START_SECONDS_PER_NODE = 4.0, 0.8
+START_SECONDS, NODE_START_SECONDS = 4.0, 0.8
 STEPS = 16
 
 
 @dataclass(frozen=True)
 class PointGroup:
-    """One start of the worker on some nodes; it serves all these points, so start-up is paid once."""
+    """Points that share one start of the worker, so its start-up time counts once."""
 
     fabric: str
     nodes: int
@@ -37,26 +37,26 @@ def rate_of(plan: Plan, cluster: Contract | None, fabric: str) -> float:
 
 
 def transport_of(cluster: Contract | None, fabric: str) -> TransportName:
-    """A plan's own link is shaped on the active fabric and has its transport."""
+    """A link from plan.links is shaped on the active fabric and has its transport."""
     if not cluster:
         return "tcp"
     return cluster.fabrics.get(fabric, cluster.fabrics[cluster.active_fabric]).transport
 
 
 def one_job(cluster: Contract | None) -> bool:
-    """GPULab's mode 1xN: what a plan calls nodes are then the GPUs of the one job."""
+    """GPULab's mode 1xN: plan.nodes then counts the GPUs of a single job."""
     return cluster is not None and cluster.provider == "gpulab" and len(cluster.nodes) == 1
 
 
 def engine_of(plan: Plan, cluster: Contract | None, engine: str, fabric: str, tuned: Tuned) -> str:
-    """What `horovod` means on this fabric. On GPUs NCCL carries the bytes and mpirun only starts the processes."""
+    """Resolve `horovod` for a fabric. On GPUs NCCL sends the bytes and mpirun only starts the processes."""
     if engine != "horovod":
         return engine
     return "horovod-mpi" if plan.device == "cuda" else tuning_of(cluster, fabric, tuned).engine
 
 
 def tuning_of(cluster: Contract | None, fabric: str, tuned: Tuned) -> Tuning:
-    """A link that is a plan's own is tuned as the fabric the cluster is set to."""
+    """A link from plan.links has the tuning of the active fabric."""
     if not cluster:
         return Tuning()
     name = fabric if fabric in cluster.fabrics else cluster.active_fabric
@@ -64,9 +64,9 @@ def tuning_of(cluster: Contract | None, fabric: str, tuned: Tuned) -> Tuning:
 
 
 def points(plan: Plan, cluster: Contract | None, tuned: Tuned = MappingProxyType({})) -> Iterator[PointGroup]:
-    """Launches in the order that shows most soonest: fabric by fabric, few nodes first."""
-    for asked, fabric, count in product(plan.engines, plan.fabrics, plan.nodes):
-        engine = engine_of(plan, cluster, asked, fabric, tuned)
+    """One group per launch, ordered for early results: fabric by fabric, in the order of plan.nodes."""
+    for name, fabric, count in product(plan.engines, plan.fabrics, plan.nodes):
+        engine = engine_of(plan, cluster, name, fabric, tuned)
         nodes, gpus = (1, count * plan.gpus_per_node) if one_job(cluster) else (count, plan.gpus_per_node)
         inner = product(plan.data, plan.models, plan.compressions, plan.batches, range(plan.repeats))
         points = tuple(
@@ -97,14 +97,14 @@ def compute_ms(plan: Plan, point: Point) -> tuple[float, str]:
 
 
 def slowdown(plan: Plan, point: Point) -> float:
-    """t of the scale model. Images are decoded in real time: with them nothing is slowed."""
+    """t of the scale model. Images are decoded in real time, so trials with real data are not slowed."""
     if not point.device.startswith("emulated:") or plan.data != ["synthetic"]:
         return 1.0
     return plan.slowdown or scale_model.slowdown(point.nodes, point.rate_gbps, point.engine)
 
 
 def estimate_seconds(plan: Plan, point: Point) -> float:
-    """Rough time one point takes: a step is compute plus what of the ring does not hide behind backward."""
+    """Rough time of one point. A step is compute plus the part of the ring that backward does not hide."""
     if not point.device.startswith("emulated:"):
         return plan.seconds
     compute = compute_ms(plan, point)[0] / 1000
@@ -113,10 +113,10 @@ def estimate_seconds(plan: Plan, point: Point) -> float:
     return min(STEPS * step * slowdown(plan, point), plan.seconds * 1.5)
 
 
-def estimate(plan: Plan, launches: Iterable[PointGroup]) -> dict[str, float]:
-    """Rough seconds per point. Its share of the launch is in them: every rank loads torch, here on the same cores."""
+def estimate(plan: Plan, groups: Iterable[PointGroup]) -> dict[str, float]:
+    """Rough seconds per point, including its share of the launch: every rank loads torch on the same cores."""
     return {
-        point.id: estimate_seconds(plan, point) + (START_SECONDS + START_SECONDS_PER_NODE * one.nodes) / len(one.points)
-        for one in launches
-        for point in one.points
+        point.id: estimate_seconds(plan, point) + (START_SECONDS + NODE_START_SECONDS * group.nodes) / len(group.points)
+        for group in groups
+        for point in group.points
     }

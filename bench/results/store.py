@@ -1,6 +1,6 @@
 """The folder of one run: results/<env>/<run>/ with plan.json, provenance.json, trials.jsonl, logs and step times.
 
-trials.jsonl is append-only and flushed per trial; a rerun reads it and skips what is there.
+trials.jsonl is append-only and flushed per trial. A rerun skips the trials that it contains.
 """
 
 from __future__ import annotations
@@ -35,22 +35,21 @@ class RunFolder:
         self.trials_file = folder / TRIALS
 
     def prepare(self, plan: dict[str, Any], provenance: dict[str, Any]) -> None:
-        """Make the folder, or check that it belongs to the same plan."""
-        plan_file = self.folder / "plan.json"
+        """Create the folder and write plan and provenance."""
         try:
             (self.folder / "logs").mkdir(parents=True, exist_ok=True)
             (self.folder / "steps").mkdir(exist_ok=True)
-            plan_file.write_text(json.dumps(plan, indent=1))
+            (self.folder / "plan.json").write_text(json.dumps(plan, indent=1))
             (self.folder / "provenance.json").write_text(json.dumps(provenance, indent=1))
         except OSError as error:
             raise write_error(self.folder, error) from None
 
     def trials(self) -> list[Trial]:
-        """The last record of every trial so far."""
+        """The last record of every trial."""
         return read_trials(self.trials_file)[0] if self.trials_file.exists() else []
 
     def problems(self) -> list[str]:
-        """What of trials.jsonl could not be read."""
+        """Lines of trials.jsonl that could not be read."""
         return read_trials(self.trials_file)[1] if self.trials_file.exists() else []
 
     def done(self) -> set[str]:
@@ -61,7 +60,7 @@ class RunFolder:
         try:
             with self.trials_file.open("ab") as file:
                 start = file.tell()
-                # A line cut off by an earlier crash must not swallow this one.
+                # An earlier crash may have left a line without its end: start a new one.
                 if start and not self._ends_with_newline():
                     line = "\n" + line
                 try:
@@ -89,7 +88,7 @@ class RunFolder:
 
 
 def read_trials(file: Path) -> tuple[list[Trial], list[str]]:
-    """The last record of every trial in the file, and what was wrong with the other lines."""
+    """The last record of every trial in the file, and one message per kind of bad line."""
     trials: dict[str, Trial] = {}
     bad: list[tuple[int, str]] = []
     newer = 0
@@ -105,7 +104,7 @@ def read_trials(file: Path) -> tuple[list[Trial], list[str]]:
         try:
             trial = Trial.model_validate_json(line)
         except ValidationError as error:
-            # A line without its line feed is what a killed writer leaves: expected, and named as such.
+            # A killed writer leaves a last line without a line feed.
             if number == len(lines):
                 truncated = True
                 continue
@@ -113,28 +112,30 @@ def read_trials(file: Path) -> tuple[list[Trial], list[str]]:
             where = ".".join(str(part) for part in reason["loc"])
             bad.append((number, f"{where}: {reason['msg']}" if where else str(reason["msg"])))
             continue
-        if fault := implausible(trial):
-            bad.append((number, fault))
+        if reason_text := implausible(trial):
+            bad.append((number, reason_text))
             continue
         newer += trial.schema_version > SCHEMA_VERSION
-        # A rerun appends: the later record of the same trial replaces the earlier one.
+        # A rerun appends: the last record of a trial counts.
         trials.pop(trial.id, None)
         trials[trial.id] = trial
     problems = []
     if truncated:
-        problems.append(f"the last line of {file.name} is cut off (the writer was stopped); it was left out")
+        problems.append(f"the last line of {file.name} is cut off (the sweep was killed) and was left out")
     if bad:
         number, reason_text = bad[0]
         count = "1 line" if len(bad) == 1 else f"{len(bad)} lines"
-        kind = "is not a trial" if len(bad) == 1 else "are not trials"
-        problems.append(f"{count} of {file.name} {kind} and left out; the first is line {number} ({reason_text[:160]})")
+        kind = "is not a trial and was" if len(bad) == 1 else "are not trials and were"
+        problems.append(f"{count} of {file.name} {kind} left out; the first is line {number} ({reason_text[:160]})")
     if newer:
-        problems.append(f"{newer} trials are of a newer schema than {SCHEMA_VERSION}; update to read them fully")
+        problems.append(
+            f"{newer} trials have a newer schema than {SCHEMA_VERSION}; update bench to read all their fields"
+        )
     return list(trials.values()), problems
 
 
 def implausible(trial: Trial) -> str | None:
-    """The first value that no measurement can have; arithmetic on it would spoil the whole report."""
+    """Describe the first value that no measurement can have: it would corrupt the figures of a report."""
     point = trial.point
     for name, value in (
         ("nodes", point.nodes),
@@ -148,12 +149,12 @@ def implausible(trial: Trial) -> str | None:
     if wrong is not None:
         return f"a measured value of {wrong} is not possible"
     if any(record.median <= 0 for record in (trial.step_ms, trial.images_per_second) if record is not None):
-        return "a step that takes no time or trains no image is not possible"
+        return "a step time or throughput of 0 is not possible"
     return None
 
 
 def numbers(value: Any) -> Iterator[float]:
-    """Every number in a record but its loss, which alone may be negative or lost to overflow."""
+    """Every number in a record except its loss, which may be negative or infinite."""
     if isinstance(value, dict):
         for name, inner in value.items():
             if name != "loss":

@@ -1,4 +1,4 @@
-"""One launch under way: reads the worker's events, notices when they stop, ends the launch whatever happens."""
+"""One launch: read the worker's events, detect a timeout, and always end the launch."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from cluster.core.process import die_with_parent
 if TYPE_CHECKING:
     from bench.sweep.runner import Sweep
 
-# After this many seconds without output from the worker, the nodes are asked who is still there.
-SILENCE = 25.0
-START_LIMIT = 90.0
+# Seconds without output from the worker after which a launch fails.
+OUTPUT_TIMEOUT = 25.0
+START_TIMEOUT = 90.0
 
 
 class Attempt:
@@ -54,7 +54,7 @@ class Attempt:
             finally:
                 self.end(process)
         if problem is None and self.points:
-            problem = "the worker ended early"
+            problem = "the worker ended without all results"
         if problem:
             self.fail(problem)
 
@@ -68,13 +68,13 @@ class Attempt:
             process.kill()
 
     def listen(self, lines: queue.Queue[str | None], log: TextIO, begin: float) -> str | None:
-        """What went wrong; None when the output ended by itself."""
-        limit = START_LIMIT
+        """The error, or None if the output ended normally."""
+        timeout = START_TIMEOUT
         while True:
             try:
-                line = lines.get(timeout=limit)
+                line = lines.get(timeout=timeout)
             except queue.Empty:
-                return f"the worker produced no output for {limit:.0f} s"
+                return f"the worker produced no output for {timeout:.0f} s"
             if line is None:
                 return None
             log.write(line)
@@ -83,7 +83,7 @@ class Attempt:
                 if self.nccl:
                     self.nccl.read(line)
                 continue
-            limit = SILENCE
+            timeout = OUTPUT_TIMEOUT
             if isinstance(event, Started):
                 self.launch_s = time.monotonic() - begin
                 self.sweep.spent["launch"] += self.launch_s
@@ -122,19 +122,19 @@ class Attempt:
             self.nccl,
         )
         steps = self.sweep.folder.write_steps(point.id, main.ranks)
-        self.sweep.keep(trial.model_copy(update={"log": self.log, "step_times": steps}))
+        self.sweep.save(trial.model_copy(update={"log": self.log, "step_times": steps}))
         del self.points[point.id]
 
     def fail(self, problem: str) -> None:
         offline = self.sweep.executor.offline(list(self.launch.hosts))
         self.sweep.offline.update(offline)
         if offline:
-            problem = f"node {offline[0]} does not answer ({problem})"
+            problem = f"node {offline[0]} is offline ({problem})"
         elif not self.reported:
             problem = f"{problem}: {last_line(self.sweep.folder.folder / self.log)}"
         for point in self.points.values():
             node = offline[0] if offline else None
-            self.sweep.keep(record.failure(point, problem, node, self.started, self.log))
+            self.sweep.save(record.failure(point, problem, node, self.started, self.log))
 
 
 def pump(process: subprocess.Popen[str], lines: queue.Queue[str | None]) -> None:
@@ -144,7 +144,7 @@ def pump(process: subprocess.Popen[str], lines: queue.Queue[str | None]) -> None
 
 
 def last_line(log: Path) -> str:
-    """The last line of a log that names an error, or the last line at all."""
+    """The last line of a log that contains "error", or else the last line."""
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines()]
     lines = [line for line in lines if line and not line.startswith((protocol.MARK, "---"))]
     errors = [line for line in lines if "Error" in line or "error" in line]

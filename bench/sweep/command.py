@@ -31,47 +31,47 @@ from cluster.tuning import Tuning
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--env", default="local", help="environment to run on (default local)")
-    parser.add_argument("--plan", default="quick", help=f"{', '.join(schema.names())}, or a file of your own")
-    parser.add_argument("--run", help="name of the results folder (default: the plan's name); a rerun completes it")
-    parser.add_argument("--fresh", action="store_true", help="measure again what is already there, into a new folder")
-    parser.add_argument("--dry-run", action="store_true", help="list the trials with estimated time; run nothing")
+    parser.add_argument("--plan", default="quick", help=f"{', '.join(schema.names())}, or a file (default quick)")
+    parser.add_argument("--run", help="name of the results folder (default: name of the plan); a rerun completes it")
+    parser.add_argument("--fresh", action="store_true", help="measure all points again, into a new folder")
+    parser.add_argument("--dry-run", action="store_true", help="list the trials with their estimated time; run nothing")
     parser.add_argument("--no-check", action="store_true", help="skip re-running each point at twice the scale factor")
-    parser.add_argument("--timeline", action="store_true", help="also capture Horovod's timeline of the last point")
+    parser.add_argument("--timeline", action="store_true", help="also record Horovod's timeline of the last point")
     parser.add_argument("--json", action="store_true", help="print the trials as JSON at the end")
 
 
 def run(args: argparse.Namespace) -> int:
-    wanted = schema.load(args.plan)
+    plan = schema.load(args.plan)
     state = State(args.env)
     cluster = state.cluster()
     if args.dry_run:
         contract = read_output(state) if state.tfstate.exists() else None
-        available = executors.size(contract, cluster) if contract else max(*wanted.nodes, cluster.nodes)
-        check.check(wanted, contract, available, cluster.gpus_per_node)
-        return dry_run(wanted, contract, tuning.load(args.env), args.json)
+        available = executors.size(contract, cluster) if contract else max(*plan.nodes, cluster.nodes)
+        check.check(plan, contract, available, cluster.gpus_per_node)
+        return dry_run(plan, contract, tuning.load(args.env), args.json)
     if not state.tfstate.exists():
-        check.check(wanted, None, max(wanted.nodes), cluster.gpus_per_node)
-        console.print(f"nothing is deployed: deploying {max(cluster.nodes, *wanted.nodes)} nodes first", markup=False)
-        lifecycle.deploy(args.env, max(cluster.nodes, *wanted.nodes), False)
+        check.check(plan, None, max(plan.nodes), cluster.gpus_per_node)
+        console.print(f"nothing is deployed; deploying {max(cluster.nodes, *plan.nodes)} nodes first", markup=False)
+        lifecycle.deploy(args.env, max(cluster.nodes, *plan.nodes), False)
     contract = read_output(state)
-    check.check(wanted, contract, executors.size(contract, cluster), cluster.gpus_per_node)
+    check.check(plan, contract, executors.size(contract, cluster), cluster.gpus_per_node)
     executor = executors.make(contract, args.env)
     contract = executor.contract
     if args.timeline and isinstance(executor, executors.GpulabExecutor):
-        raise UserError("--timeline: not available on GPULab; leave it out")
+        raise UserError("--timeline: not available on GPULab; remove it")
     name = args.run or Path(args.plan).stem + executor.suffix
     if args.fresh:
         name += datetime.now(UTC).strftime("-%Y%m%d-%H%M%S")
     folder = store.RunFolder(store.RESULTS / args.env / name)
-    folder.prepare(wanted.model_dump(), provenance(args.env, contract))
+    folder.prepare(plan.model_dump(), provenance(args.env, contract))
     for problem in folder.problems():
         console.print(problem, markup=False)
     tuned = tuning.load(args.env)
-    sweep = Sweep(contract, wanted, folder, executor, tuned, goodput_share(state), check=not args.no_check)
+    sweep = Sweep(contract, plan, folder, executor, tuned, goodput_share(state), check=not args.no_check)
     before, begin = len(folder.trials()), time.monotonic()
     spent = sweep.run()
     if cluster.features.monitoring and isinstance(executor, executors.SshExecutor) and len(folder.trials()) > before:
-        monitoring.keep(contract, folder, begin, time.monotonic())
+        monitoring.save(contract, folder, begin, time.monotonic())
     if args.timeline:
         sweep.capture_timeline()
     ids = [point.id for group in sweep.groups for point in group.points]
@@ -80,14 +80,14 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps([trial.model_dump() for trial in trials], indent=1))
     else:
-        summary.show(trials, wanted, spent, folder)
+        summary.show(trials, plan, spent, folder)
         report.run(argparse.Namespace(run=str(folder.folder), out=None, plots=None, json=False))
     return 0 if all(trial.status == "ok" for trial in trials) else 1
 
 
-def dry_run(wanted: Plan, contract: Contract | None, tuned: dict[str, Tuning], as_json: bool) -> int:
-    groups = list(unfold.points(wanted, contract, tuned))
-    seconds = unfold.estimate(wanted, groups)
+def dry_run(plan: Plan, contract: Contract | None, tuned: dict[str, Tuning], as_json: bool) -> int:
+    groups = list(unfold.points(plan, contract, tuned))
+    seconds = unfold.estimate(plan, groups)
     total = sum(seconds.values())
     rows = [
         {**point.model_dump(), "estimated_seconds": round(seconds[point.id], 1)}
@@ -126,9 +126,9 @@ def provenance(env: str, contract: Contract) -> dict[str, Any]:
 
 
 def goodput_share(state: State) -> float | None:
-    """Payload over rate of the slowest link of the ring, as the last deploy measured it."""
+    """Goodput over rate of the slowest link in the ring, from the last deploy."""
     try:
-        found = json.loads(state.validation.read_text())
-        return float(min(row["gbps"] for row in found["ring"]) / found["rate_gbps"])
+        validation = json.loads(state.validation.read_text())
+        return float(min(row["gbps"] for row in validation["ring"]) / validation["rate_gbps"])
     except (OSError, ValueError, KeyError):
         return None

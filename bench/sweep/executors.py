@@ -1,4 +1,4 @@
-"""Where a launch runs: on nodes over SSH, or as jobs on GPULab. The command of a launch prints the worker's lines."""
+"""Executors run a launch: on nodes over SSH, or as jobs on GPULab. Its command prints the worker's output."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from cluster.core.state import State
 from cluster.providers.gpulab.provider import Gpulab
 
 GPULAB_ENGINES = ("horovod-gloo",)
-# Linux allows 131,072 bytes in one variable.
-LONGEST_VARIABLE = 100_000
+# Linux limits an environment variable to 131,072 bytes.
+MAX_VARIABLE_BYTES = 100_000
 
 
 class Executor(Protocol):
     contract: Contract
-    grace: float  # seconds that ending everything may take
-    suffix: str  # part of a run's name, where results of several ways to run must not mix
+    grace: float  # timeout in seconds for ending a launch
+    suffix: str  # of the run's name, to keep the results of different modes apart
 
     def offline(self, names: list[str]) -> list[str]: ...
     def install(self, names: list[str], spec: Spec) -> SpecFile: ...
@@ -37,7 +37,7 @@ class Executor(Protocol):
 
 
 def install_worker(contract: Contract, names: list[str], more: dict[str, bytes] | None = None) -> None:
-    """Copy the worker, and more files, to the nodes, all at once."""
+    """Copy the worker and more files to all nodes in parallel."""
     command = f"sudo mkdir -p {worker_files.ON_NODE} && sudo tar -x -C {worker_files.ON_NODE}"
     for node, done in ssh.run_on_all(contract, names, command, worker_files.archive(more)).items():
         if done.returncode:
@@ -45,7 +45,7 @@ def install_worker(contract: Contract, names: list[str], more: dict[str, bytes] 
 
 
 class SshExecutor:
-    """The head starts the launcher; a supervisor there ends it when this process is gone."""
+    """Starts the launcher on the head, under a supervisor that ends it when this process ends."""
 
     grace = 15.0
     suffix = ""
@@ -58,7 +58,7 @@ class SshExecutor:
         return ssh.offline(self.contract, names)
 
     def install(self, names: list[str], spec: Spec) -> SpecFile:
-        """Copy the worker and the spec to the nodes, all at once."""
+        """Copy the worker and the spec to all nodes in parallel."""
         content = spec.encode()
         digest = hashlib.sha256(content).hexdigest()
         name = f"specs/{digest[:16]}.json"
@@ -67,7 +67,7 @@ class SshExecutor:
         return SpecFile(path, digest)
 
     def restore(self, names: list[str]) -> None:
-        """Give the fabric its own rate back. A node that does not answer gets it at boot or by the next deploy."""
+        """Restore the rate of the fabric. On a node that is offline, a boot or the next deploy restores it."""
         command = f"sudo /usr/local/sbin/fabric-rate reset; sudo rm -f {' '.join(sorted(self.specs))}"
         ssh.run_on_all(self.contract, names, command, timeout=10)
 
@@ -77,7 +77,7 @@ class SshExecutor:
 
 
 class GpulabExecutor:
-    """Each launch is a set of jobs. The worker is in their image; its version must be the one we have."""
+    """Runs each launch as a set of jobs. Their image contains the worker, which must have our version."""
 
     grace = 300.0
 
@@ -89,11 +89,11 @@ class GpulabExecutor:
         self.spec = b""
 
     def with_interface(self, contract: Contract) -> Contract:
-        """The contract with the interface that the probe found between jobs: on it their traffic is counted."""
+        """The contract with the interface that the probe found; traffic between jobs is counted on it."""
         if not self.provider.deployment.probe_file.exists():
             return contract
         interface = json.loads(self.provider.deployment.probe_file.read_text())["interface"]
-        fabrics = {name: one.model_copy(update={"interface": interface}) for name, one in contract.fabrics.items()}
+        fabrics = {name: fab.model_copy(update={"interface": interface}) for name, fab in contract.fabrics.items()}
         return contract.model_copy(update={"fabrics": fabrics})
 
     def offline(self, names: list[str]) -> list[str]:
@@ -106,18 +106,20 @@ class GpulabExecutor:
     def restore(self, names: list[str]) -> None: ...
 
     def spec_variables(self, path: str) -> dict[str, str]:
-        """The spec for gpulab_job.py, cut up: variables are the only way to hand a job a file."""
+        """The spec in parts for gpulab_job.py: variables are the only way to pass a file to a job."""
         text = base64.b64encode(zlib.compress(self.spec)).decode()
-        parts = [text[at : at + LONGEST_VARIABLE] for at in range(0, len(text), LONGEST_VARIABLE)]
-        named = {f"SPEC_{number}": part for number, part in enumerate(parts)}
-        return {"SPEC_FILE": path, "SPEC_PARTS": str(len(parts)), **named}
+        parts = [text[at : at + MAX_VARIABLE_BYTES] for at in range(0, len(text), MAX_VARIABLE_BYTES)]
+        variables = {f"SPEC_{number}": part for number, part in enumerate(parts)}
+        return {"SPEC_FILE": path, "SPEC_PARTS": str(len(parts)), **variables}
 
     def argv(self, launch: Launch) -> list[str]:
         if launch.engine not in GPULAB_ENGINES:
             known = ", ".join(GPULAB_ENGINES)
-            raise UserError(f"plan.engines: {launch.engine} needs SSH between nodes; on GPULab use {known}")
+            raise UserError(f"plan.engines: {launch.engine} needs SSH between nodes, which GPULab lacks; use {known}")
         # Each job finds its own interface.
-        kept = {name: value for name, value in launch.environment.items() if not name.endswith(("IFACE", "IFNAME"))}
+        environment = {
+            name: value for name, value in launch.environment.items() if not name.endswith(("IFACE", "IFNAME"))
+        }
         request = {
             "settings": self.provider.section.model_dump(),
             "state_dir": str(self.state.dir),
@@ -129,7 +131,7 @@ class GpulabExecutor:
                 "gpus": launch.slots if launch.cuda else 0,
             },
             "command": [launchers.PYTHON, worker_files.folder(), "gpulab_job", launchers.PYTHON, *launch.worker_words],
-            "environment": {**kept, **self.spec_variables(launch.spec.path)},
+            "environment": {**environment, **self.spec_variables(launch.spec.path)},
         }
         file = self.state.dir / "requests" / f"{launch.run}.json"
         file.parent.mkdir(exist_ok=True)
@@ -142,7 +144,7 @@ def make(contract: Contract, env: str) -> SshExecutor | GpulabExecutor:
 
 
 def size(contract: Contract, cluster: Cluster) -> int:
-    """How many nodes a plan may use; one job counts its GPUs."""
+    """Maximum of plan.nodes: nodes, or GPUs in mode 1xN."""
     if unfold.one_job(contract):
         return contract.nodes[contract.head].gpus or cluster.nodes
     return len(contract.nodes)

@@ -1,4 +1,4 @@
-"""How the worker is started on the head: one function per launcher, each only builds a command list."""
+"""Commands that start the worker on the head: one function per launcher, which only builds a list of words."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MASTER_PORT = 29500
 
 @dataclass(frozen=True)
 class SpecFile:
-    """Where a spec lies on every node, its checksum, and which launch of it is meant."""
+    """Path of a spec on every node, its checksum, and the index of a launch in it."""
 
     path: str
     sha256: str
@@ -27,7 +27,7 @@ class SpecFile:
 
 @dataclass(frozen=True)
 class Launch:
-    """What every launcher needs to know."""
+    """The input of every launcher."""
 
     run: str
     engine: str
@@ -55,8 +55,8 @@ class Launch:
 
     @property
     def command(self) -> list[str]:
-        """The worker, inside the training container where there is one."""
-        return [*self.inside, PYTHON, *self.worker_words]
+        """The command of the worker, inside the training container if the plan has one."""
+        return [*self.container_command, PYTHON, *self.worker_words]
 
     @property
     def worker_words(self) -> list[str]:
@@ -64,10 +64,10 @@ class Launch:
         return [worker_files.folder(), self.program, *spec, "--launch", self.run]
 
     @property
-    def inside(self) -> list[str]:
-        """podman with the host's network, so that the fabric is there, and the launcher's variables and folder.
+    def container_command(self) -> list[str]:
+        """podman with the host's network, for the fabric, and with the launcher's variables and folder.
 
-        The launcher's own service knows a rank by its user id, so the account keeps its id inside.
+        The launcher identifies a rank by its user id, so the account keeps its id in the container.
         """
         if not self.container:
             return []
@@ -81,7 +81,7 @@ class Launch:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What ranks get: the fabric by name; Horovod's buffer and clock, scaled like bytes and time."""
+        """Environment of the ranks: the fabric, and Horovod's buffer and cycle, scaled like bytes and time."""
         values = {
             "HOROVOD_FUSION_THRESHOLD": str(int(self.settings.fusion_mb * (1 << 20) / self.scale)),
             "HOROVOD_CYCLE_TIME": f"{self.settings.cycle_ms * self.slowdown:g}",
@@ -117,7 +117,7 @@ def mpirun(launch: Launch) -> list[str]:
 
 
 def exports(values: dict[str, str]) -> list[str]:
-    """mpirun hands on only the variables that it is told to."""
+    """mpirun passes only the variables that -x names."""
     return [word for name, value in values.items() for word in ("-x", f"{name}={value}")]
 
 
@@ -131,7 +131,7 @@ def horovodrun(launch: Launch) -> list[str]:
 
 
 def torchrun(launch: Launch) -> list[str]:
-    """One torchrun per node, started by mpirun: torchrun itself does not reach other nodes."""
+    """One torchrun per node, started by mpirun: torchrun starts processes on its own node only."""
     elastic = [
         *("--nnodes", str(len(launch.hosts)), "--nproc-per-node", str(launch.slots), "--rdzv-backend", "c10d"),
         *("--rdzv-endpoint", f"{launch.hosts[0]}:{MASTER_PORT}", "--rdzv-id", launch.run),
@@ -140,7 +140,7 @@ def torchrun(launch: Launch) -> list[str]:
     return [
         *("mpirun", "-np", str(len(launch.hosts)), "-H", hosts, "-bind-to", "none"),
         *("-mca", "oob_tcp_if_include", launch.subnet, *exports(launch.environment)),
-        *(*launch.inside, TORCHRUN, *elastic, *launch.worker_words),
+        *(*launch.container_command, TORCHRUN, *elastic, *launch.worker_words),
     ]
 
 
@@ -150,5 +150,5 @@ LAUNCHERS = {"horovod-mpi": mpirun, "horovod-gloo": horovodrun, "ddp": mpirun, "
 def argv(launch: Launch) -> list[str]:
     if launch.torchrun:
         return torchrun(launch)
-    # On one node horovodrun looks for an interface with the address 127.0.0.1 and gives up; no bytes leave the node.
+    # On one node horovodrun fails: it looks for an interface with the address 127.0.0.1. No bytes leave the node.
     return mpirun(launch) if len(launch.hosts) == 1 else LAUNCHERS[launch.engine](launch)

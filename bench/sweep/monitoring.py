@@ -1,12 +1,12 @@
-"""What the nodes did while a sweep ran, as Prometheus on the head saw it: results/<env>/<run>/monitoring.json.
+"""Save the nodes' metrics during a sweep, from Prometheus on the head, to results/<env>/<run>/monitoring.json.
 
-The file holds one span per sweep that measured something (a run may be completed by a second one):
+The file has one span per sweep that measured something (a second sweep may complete a run):
 
     {"schema_version": 1,
      "spans": [{"start": 1700000000.0, "end": 1700000060.0, "step_seconds": 5,        the head's clock
                 "series": {"cpu_busy_share": {"head": [[1700000000.0, 0.41], ...], "w1": ...}, ...}}]}
 
-SERIES names the series; one of which there is nothing (no GPU, no InfiniBand) is left out. GPUs are named head/0.
+SERIES lists the series. A series without data (no GPU, no InfiniBand) is left out. GPUs are named head/0.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from cluster.core import ssh
 from cluster.core.contract import Contract
 
 SCHEMA_VERSION = 1
-FINEST = 5  # monitoring_interval_seconds in roles/monitoring
-MOST_POINTS = 2000
+MIN_STEP = 5  # monitoring_interval_seconds in roles/monitoring
+MAX_POINTS = 2000
 WINDOW = "20s"
 TIMEOUT = 60
 SERIES = {
@@ -36,7 +36,7 @@ SERIES = {
     "fabric_received_bytes_per_second": 'sum by (node) (rate(node_network_receive_bytes_total{device="FABRIC"}[W]))',
     "other_sent_bytes_per_second": 'sum by (node) (rate(node_network_transmit_bytes_total{device!="FABRIC"}[W]))',
     "other_received_bytes_per_second": 'sum by (node) (rate(node_network_receive_bytes_total{device!="FABRIC"}[W]))',
-    # What goes by RDMA does not pass the network device.
+    # The counters of a network device do not include RDMA.
     "rdma_sent_bytes_per_second": "sum by (node) (rate(node_infiniband_port_data_transmitted_bytes_total[W]))",
     "rdma_received_bytes_per_second": "sum by (node) (rate(node_infiniband_port_data_received_bytes_total[W]))",
     "disk_read_bytes_per_second": "sum by (node) (rate(node_disk_read_bytes_total[W]))",
@@ -45,28 +45,28 @@ SERIES = {
     "gpu_memory_used_bytes": "DCGM_FI_DEV_FB_USED * 1048576",
     "gpu_power_watts": "DCGM_FI_DEV_POWER_USAGE",
 }
-# Runs on the head, which alone reaches Prometheus, and measures time by the head's clock.
-ASK = """
+# Runs on the head: only the head reaches Prometheus, and all times are of its clock.
+QUERY_SCRIPT = """
 import json, sys, time, urllib.parse, urllib.request
 job = json.load(sys.stdin)
 end = time.time() - job["ago"]
 span = {"start": end - job["seconds"], "end": end, "step": job["step"]}
 open_url = urllib.request.build_opener(urllib.request.ProxyHandler({})).open
 answers = {}
-for name, query in job["queries"].items():
-    url = "http://127.0.0.1:9090/api/v1/query_range?" + urllib.parse.urlencode({**span, "query": query})
+for name, text in job["queries"].items():
+    url = "http://127.0.0.1:9090/api/v1/query_range?" + urllib.parse.urlencode({**span, "query": text})
     answers[name] = json.load(open_url(url, timeout=20))["data"]["result"]
 print(json.dumps({**span, "answers": answers}))
 """
 
 
-def keep(contract: Contract, run: store.RunFolder, begin: float, end: float) -> None:
-    """Add what happened between two moments (of time.monotonic) to the run; say so when that is not to be had."""
+def save(contract: Contract, run: store.RunFolder, begin: float, end: float) -> None:
+    """Add the metrics between two times (of time.monotonic) to the run; print a warning if there are none."""
     try:
-        answer = ask(contract, request(contract, end - begin, time.monotonic() - end))
+        answer = query(contract, request(contract, end - begin, time.monotonic() - end))
     except (OSError, ValueError, subprocess.SubprocessError) as error:
         reason = (getattr(error, "stderr", None) or str(error)).strip().splitlines()[-1:] or ["no answer"]
-        console.print(f"monitoring: nothing was kept: {reason[0]}; the trials are complete", markup=False)
+        console.print(f"monitoring: no metrics saved: {reason[0]}; the trials are complete", markup=False)
         return
     add(run, {**answer_span(answer), "series": series(answer["answers"])})
 
@@ -74,21 +74,21 @@ def keep(contract: Contract, run: store.RunFolder, begin: float, end: float) -> 
 def request(contract: Contract, seconds: float, ago: float) -> dict[str, Any]:
     fabric = contract.fabrics[contract.active_fabric].interface
     queries = {name: text.replace("[W]", f"[{WINDOW}]").replace("FABRIC", fabric) for name, text in SERIES.items()}
-    step = max(FINEST, math.ceil(seconds / MOST_POINTS))
+    step = max(MIN_STEP, math.ceil(seconds / MAX_POINTS))
     return {"seconds": seconds, "ago": ago, "step": step, "queries": queries}
 
 
-def ask(contract: Contract, job: dict[str, Any]) -> dict[str, Any]:
+def query(contract: Contract, job: dict[str, Any]) -> dict[str, Any]:
     done = subprocess.run(
-        ssh.argv(contract, contract.head, shlex.join(["python3", "-c", ASK])),
+        ssh.argv(contract, contract.head, shlex.join(["python3", "-c", QUERY_SCRIPT])),
         input=json.dumps(job),
         capture_output=True,
         text=True,
         timeout=TIMEOUT,
         check=True,
     )
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    answer: dict[str, Any] = json.loads(done.stdout)
+    return answer
 
 
 def answer_span(answer: dict[str, Any]) -> dict[str, Any]:
@@ -96,16 +96,16 @@ def answer_span(answer: dict[str, Any]) -> dict[str, Any]:
 
 
 def series(answers: dict[str, list[dict[str, Any]]]) -> dict[str, dict[str, list[list[float]]]]:
-    """Prometheus's answers as name -> node -> [time, value]; a value that is not a number is left out."""
-    found: dict[str, dict[str, list[list[float]]]] = {}
+    """The answers of Prometheus as name -> node -> [time, value], without values that are not finite."""
+    result: dict[str, dict[str, list[list[float]]]] = {}
     for name, rows in answers.items():
         for row in rows:
             labels = row["metric"]
             place = f"{labels['node']}/{labels['gpu']}" if "gpu" in labels else labels["node"]
             values = [[moment, value] for moment, text in row["values"] if math.isfinite(value := float(text))]
             if values:
-                found.setdefault(name, {})[place] = values
-    return found
+                result.setdefault(name, {})[place] = values
+    return result
 
 
 def add(run: store.RunFolder, span: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""What NCCL says, with NCCL_DEBUG=INFO, of the network it sends over."""
+"""Parse the networks that NCCL uses from its log (NCCL_DEBUG=INFO)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ INTERFACE = re.compile(r"\[\d+\]([^:\s]+):")
 
 @dataclass
 class Log:
-    """Of one launch on a fabric."""
+    """The log of one launch on a fabric."""
 
     transport: str
     interface: str
@@ -23,17 +23,17 @@ class Log:
     sockets: dict[str, set[str]] = field(default_factory=dict)
 
     def read(self, line: str) -> None:
-        if found := SENDS.search(line):
-            self.sends.setdefault(found[1], set()).add(found[2])
-        elif found := SOCKETS.search(line):
-            self.sockets.setdefault(found[1], set()).update(INTERFACE.findall(found[2]))
+        if match := SENDS.search(line):
+            self.sends.setdefault(match[1], set()).add(match[2])
+        elif match := SOCKETS.search(line):
+            self.sockets.setdefault(match[1], set()).update(INTERFACE.findall(match[2]))
 
     @property
     def networks(self) -> list[str]:
         return sorted(set().union(*self.sends.values()))
 
     def problem(self) -> str | None:
-        """Where it did not send as the fabric is meant to be used, in a line."""
+        """One line on the first host whose NCCL did not use the fabric; None if all did."""
         for host, networks in sorted(self.sends.items()):
             if "Socket" not in networks:
                 continue
@@ -43,5 +43,5 @@ class Log:
                 )
             used = self.sockets.get(host, set())
             if used and self.interface not in used:
-                return f"NCCL sent over {', '.join(sorted(used))} on {host} and not over {self.interface}"
+                return f"NCCL sent over {', '.join(sorted(used))} on {host}, not over {self.interface}"
         return None

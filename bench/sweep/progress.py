@@ -1,4 +1,4 @@
-"""What a user sees while a sweep runs: a line per finished point, and in a terminal a live view of the current one."""
+"""Progress of a sweep: a line per finished point, and in a terminal a live view of the current point."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isat
 
 
 class Progress:
-    """work: the expected seconds of each trial, by its id; done: the ids that are there already."""
+    """work: trial id -> expected seconds; done: ids of the trials that are already measured."""
 
     def __init__(self, work: Mapping[str, float], done: Collection[str], screen: Console = console) -> None:
         self.work, self.total, self.count, self.screen = work, len(work), len(done), screen
-        self.pending = sum(work.values()) - sum(work[one] for one in done)
+        self.pending = sum(work.values()) - sum(work[identifier] for identifier in done)
         self.spent = 0.0
         self.begin = time.monotonic()
         self.current, self.state = "", ""
@@ -52,7 +52,7 @@ class Progress:
         return view
 
     def doing(self, current: str, state: str) -> None:
-        """What runs now, and how far it is."""
+        """Set the current point and its state for the live view."""
         self.current, self.state = current, state
 
     def finished(self, identifier: str, label: str, text: str) -> None:

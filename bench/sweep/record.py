@@ -1,4 +1,4 @@
-"""Turn what the worker reported of a trial into the record that is kept. Pure: no clock, no files."""
+"""Build the record of a trial from the worker's report. Pure functions: no clock, no files."""
 
 from __future__ import annotations
 
@@ -13,13 +13,12 @@ from bench.plan import scale_model
 from bench.results.trial import Breakdown, Emulation, Input, Interval, Point, Timing, Traffic, Trial
 from bench.sweep import nccl_log
 from bench.worker import step_statistics
-from bench.worker.protocol import RankReport, Step, TrialDone
-from bench.worker.sizes import payload_bytes
+from bench.worker.protocol import RankReport, Step, TrialDone, one_bit_bytes
 
-# Ethernet, IP and TCP headers with timestamps: 1448 bytes of payload in 1514 on the wire.
+# Ethernet, IP and TCP headers with timestamps: a frame of 1514 bytes has 1448 bytes of payload.
 WIRE_OVERHEAD = 1514 / 1448
 TOLERANCE = 0.15
-# A rank whose compute takes this much longer than the median of all is a straggler.
+# A straggler's compute time exceeds the median of all ranks by this factor.
 STRAGGLER = 1.10
 total, communication = attrgetter("total"), attrgetter("communication")
 
@@ -31,13 +30,13 @@ def interval(values: list[float], convert: Any = lambda value: value) -> Interva
 
 
 def ring_bytes(point: Point, factor: float) -> float:
-    """Payload each node must send per step, as a mean over nodes; gradients are reduced inside a node first.
+    """Payload that each node must send per step, mean over nodes. Gradients are reduced inside a node first.
 
-    A ring and a parameter server with a share on every node move the same bytes; single bits go from all to all.
+    A ring and a parameter server with a share on every node send the same bytes. Single bits go from all to all.
     """
     sizes = [max(1, round(n / factor)) for n, _ in models.get(point.model).gradients_in_backward_order()]
     if point.compression == "1bit":
-        return (point.nodes - 1) * point.gpus_per_node * float(sum(map(payload_bytes, sizes)))
+        return (point.nodes - 1) * point.gpus_per_node * float(sum(map(one_bit_bytes, sizes)))
     return 2 * (point.nodes - 1) / point.nodes * sum(sizes) * (2 if point.compression == "fp16" else 4)
 
 
@@ -52,27 +51,27 @@ def mean_sent(event: TrialDone, interface: str) -> float:
 
 
 def fixed_bytes(main: TrialDone, check: TrialDone | None, interface: str) -> float:
-    """Per node and step, what does not shrink with s: Horovod asks all the time, and each small packet has a header.
+    """Bytes per node and step that do not shrink with the scale factor: Horovod's negotiation and packet headers.
 
-    Gradients are a part of what was sent at s and half of that part at 2s; the rest is the same in both.
+    At twice the scale factor half as many gradient bytes are sent, and the same fixed bytes.
     """
     if not check:
         return 0.0
-    more = check.scale / main.scale
-    return float(max(0.0, (more * mean_sent(check, interface) - mean_sent(main, interface)) / (more - 1)))
+    ratio = check.scale / main.scale
+    return float(max(0.0, (ratio * mean_sent(check, interface) - mean_sent(main, interface)) / (ratio - 1)))
 
 
 def proof(point: Point, main: TrialDone, check: TrialDone | None, interface: str) -> tuple[Traffic, str | None]:
-    """Which interface carried the bytes, and what is wrong with that, if anything."""
-    factor, ranks, first = main.scale, main.ranks, sent_by_node(main)
-    expected = (ring_bytes(point, factor) + served_bytes(point, ranks)) * WIRE_OVERHEAD
+    """Bytes per interface, and the error if they did not go over the fabric."""
+    by_node = sent_by_node(main)
+    expected = (ring_bytes(point, main.scale) + served_bytes(point, main.ranks)) * WIRE_OVERHEAD
     fixed = fixed_bytes(main, check, interface)
     traffic = Traffic(
         interface=interface,
         expected_bytes=expected,
         fixed_bytes=fixed,
-        measured_bytes={node: sent.get(interface, 0.0) for node, sent in first.items()},
-        other_bytes={node: {nic: n for nic, n in sent.items() if nic != interface} for node, sent in first.items()},
+        measured_bytes={node: sent.get(interface, 0.0) for node, sent in by_node.items()},
+        other_bytes={node: {nic: n for nic, n in sent.items() if nic != interface} for node, sent in by_node.items()},
     )
     if point.nodes == 1:
         return traffic, None
@@ -80,17 +79,17 @@ def proof(point: Point, main: TrialDone, check: TrialDone | None, interface: str
     for node, others in traffic.other_bytes.items():
         for nic, sent in others.items():
             if sent > 0.5 * expected:
-                return traffic, f"traffic went over {nic} on {node} and not over {interface}"
+                return traffic, f"traffic went over {nic} on {node}, not over {interface}"
     if not (1 - TOLERANCE) * expected <= total <= (1 + TOLERANCE) * (expected + fixed):
         return traffic, (
-            f"{interface} carried {total / 1e6:.2f} MB per node and step, expected {expected / 1e6:.2f} MB "
-            f"and {fixed / 1e6:.2f} MB of negotiation, within {TOLERANCE:.0%}"
+            f"{interface} sent {total / 1e6:.2f} MB per node and step, expected {expected / 1e6:.2f} MB "
+            f"plus {fixed / 1e6:.2f} MB of negotiation, within {TOLERANCE:.0%}"
         )
     return traffic, None
 
 
 def served_bytes(point: Point, ranks: list[RankReport]) -> float:
-    """Bytes of shards that a node of the cluster sent to the others, per node and step."""
+    """Bytes of shards per node and step, if a node of the cluster serves them to the others."""
     server = urlsplit(point.data.partition(":")[2]).hostname
     if server not in {rank.node for rank in ranks}:
         return 0.0
@@ -99,30 +98,30 @@ def served_bytes(point: Point, ranks: list[RankReport]) -> float:
 
 
 def pipeline(ranks: list[RankReport]) -> Input | None:
-    """What the ranks' input pipelines could do, from the time they were busy."""
-    found = [rank.input for rank in ranks if rank.input]
-    if not found:
+    """Capacity and load of the ranks' input pipelines."""
+    inputs = [rank.input for rank in ranks if rank.input]
+    if not inputs:
         return None
     skipped: dict[str, int] = {}
-    for one in found:
-        for kind, count in one.skipped.items():
+    for each in inputs:
+        for kind, count in each.skipped.items():
             skipped[kind] = skipped.get(kind, 0) + count
     return Input(
-        cores=found[0].cores,
-        decode_busy=sum(min(1.0, one.decode_s / one.cores / one.elapsed_s) for one in found) / len(found),
-        decode_images_per_second=sum(one.cores * one.decoded / one.decode_s for one in found if one.decode_s > 0),
-        read_mb_per_second=sum(one.read_bytes / one.read_s / 1e6 for one in found if one.read_s > 0),
-        reused=found[0].reused,
+        cores=inputs[0].cores,
+        decode_busy=sum(min(1.0, each.decode_s / each.cores / each.elapsed_s) for each in inputs) / len(inputs),
+        decode_images_per_second=sum(i.cores * i.decoded / i.decode_s for i in inputs if i.decode_s > 0),
+        read_mb_per_second=sum(i.read_bytes / i.read_s / 1e6 for i in inputs if i.read_s > 0),
+        reused=inputs[0].reused,
         skipped=skipped,
-        examples=[text for one in found for text in one.examples][:20],
+        examples=[text for each in inputs for text in each.examples][:20],
     )
 
 
 def breakdown(ranks: list[RankReport]) -> Breakdown:
     """Medians over steps of the mean over ranks.
 
-    A step is the wait for images, compute, and what of the communication compute could not hide. A rank whose images
-    come late holds up all, so the wait is from when the slowest rank would be done to when it was.
+    A step is the wait for images, compute, and the communication that compute does not hide. A rank with late images
+    delays all ranks, so the data wait is the delay of the rank that ends its compute last.
     """
     count = len(ranks[0].steps)
     parts: dict[str, list[float]] = {"compute": [], "exposed_comm": [], "straggler_wait": [], "data_wait": []}
@@ -139,13 +138,15 @@ def breakdown(ranks: list[RankReport]) -> Breakdown:
 
 
 def stragglers(ranks: list[RankReport]) -> list[str]:
-    own = {f"{rank.node}/{rank.local_rank}": statistics.median(step.compute for step in rank.steps) for rank in ranks}
-    typical = statistics.median(list(own.values()))
-    return [name for name, value in own.items() if value > STRAGGLER * typical]
+    compute = {
+        f"{rank.node}/{rank.local_rank}": statistics.median(step.compute for step in rank.steps) for rank in ranks
+    }
+    typical = statistics.median(list(compute.values()))
+    return [name for name, value in compute.items() if value > STRAGGLER * typical]
 
 
 def slowest(ranks: list[RankReport], part: Callable[[Step], float]) -> list[float]:
-    """Per step, the part's longest time over all ranks."""
+    """Longest time of a part over all ranks, per step."""
     return [max(map(part, steps)) for steps in zip(*(rank.steps for rank in ranks), strict=True)]
 
 
@@ -158,14 +159,14 @@ def trial(
     launch_s: float,
     started: str,
     link_share: float | None = None,
-    said: nccl_log.Log | None = None,
+    nccl: nccl_log.Log | None = None,
 ) -> Trial:
     steps = slowest(main.ranks, total)
     images = point.batch * point.gpus
     traffic, problem = proof(point, main, check, interface)
-    if said:
-        traffic = traffic.model_copy(update={"nccl": said.networks})
-        problem = said.problem() or problem
+    if nccl:
+        traffic = traffic.model_copy(update={"nccl": nccl.networks})
+        problem = nccl.problem() or problem
     emulation = None
     if compute:
         emulation = Emulation(

@@ -1,4 +1,4 @@
-"""A sweep: its launches one after the other on an executor, every trial kept as soon as it is there."""
+"""A sweep: run its launches in turn on an executor and save every trial as soon as it ends."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ class Sweep:
         work = unfold.estimate(self.plan, self.groups)
         present = done & work.keys()
         if present:
-            console.print(f"{len(present)} of {len(work)} trials are already there", markup=False)
-        pending = [replace(one, points=left) for one in self.groups if (left := self.pending(one, done))]
+            console.print(f"{len(present)} of {len(work)} trials are already measured", markup=False)
+        pending = [replace(group, points=rest) for group in self.groups if (rest := self.pending(group, done))]
         begin = time.monotonic()
         if pending:
             self.offline = set(self.executor.offline(self.names))
@@ -72,10 +72,10 @@ class Sweep:
         return tuple(point for point in group.points if point.id not in done)
 
     def build_spec(self, groups: list[PointGroup], check: bool | None = None, real_time: bool = False) -> Spec:
-        wanted = self.check if check is None else check
+        check = self.check if check is None else check
         scalings = [spec.scaling_of(self.plan, group, self.shaped, real_time) for group in groups]
         launches = [
-            spec.launch_spec(self.plan, group, self.shaped, scaling, wanted)
+            spec.launch_spec(self.plan, group, self.shaped, scaling, check)
             for group, scaling in zip(groups, scalings, strict=True)
         ]
         return Spec(launches, spec.gradients(self.plan, self.plan.models))
@@ -85,7 +85,7 @@ class Sweep:
         started = datetime.now(UTC).isoformat(timespec="seconds")
         if offline:
             for point in group.points:
-                self.keep(record.failure(point, f"node {offline[0]} does not answer", offline[0], started, None))
+                self.save(record.failure(point, f"node {offline[0]} is offline", offline[0], started, None))
             return
         launch = self.launch(group, file, spec.scaling_of(self.plan, group, self.shaped))
         log = f"logs/{group.engine}-{group.fabric}-{group.nodes}-{launch.run}.log"
@@ -113,7 +113,7 @@ class Sweep:
     def is_checked(self, point: Point) -> bool:
         return self.check and spec.is_checked(point, self.shaped)
 
-    def keep(self, trial: Trial) -> None:
+    def save(self, trial: Trial) -> None:
         self.folder.append(trial)
         if trial.status == "ok" and trial.images_per_second and trial.step_ms:
             text = f"{trial.images_per_second.median:8.1f} images/s, step {trial.step_ms.median:.0f} ms"
@@ -124,11 +124,11 @@ class Sweep:
         self.progress.finished(trial.id, label(trial.point), text)
 
     def capture_timeline(self) -> None:
-        """Run the last Horovod point again with its timeline on. That run is not a trial: tracing costs time."""
-        groups = [one for one in self.groups if one.engine.startswith("horovod")]
+        """Run the last Horovod point again with its timeline. This is not a trial: tracing takes time."""
+        groups = [group for group in self.groups if group.engine.startswith("horovod")]
         if not groups:
             raise UserError("--timeline: the plan has no horovod engine; only Horovod writes a timeline")
-        # Single bits are gathered, not summed: a timeline of all-reduces would be empty.
+        # 1bit gradients are gathered, so their timeline would have no all-reduce.
         summed = [point for point in groups[-1].points if point.compression != "1bit"] or groups[-1].points
         group = replace(groups[-1], points=tuple(summed[-1:]))
         target = self.folder.folder / f"timeline-{group.points[0].id}.json"
@@ -144,6 +144,6 @@ class Sweep:
         self.executor.restore(self.names[: group.nodes])
         fetched = ssh.run_on_all(self.contract, [head], f"sudo cat {remote} && sudo rm -f {remote}")[head]
         if done.returncode or fetched.returncode:
-            raise InfraError(f"--timeline: nothing was captured: {last_line(log)}")
+            raise InfraError(f"--timeline: no timeline was recorded: {last_line(log)}")
         target.write_text(fetched.stdout)
         console.print(f"timeline of the last point: {target} (bench timeline {target})", markup=False)

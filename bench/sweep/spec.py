@@ -1,4 +1,4 @@
-"""From a group of points to what the worker is given: the scale model's factors and the trials."""
+"""Build the worker's spec from groups of points: trials with the factors of the scale model."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def emulated(plan: Plan) -> bool:
 
 
 def scaling_of(plan: Plan, group: PointGroup, shaped: bool, real_time: bool = False) -> Scaling:
-    """A native fabric can be neither scaled nor slowed."""
+    """A fabric that is not shaped can be neither scaled nor slowed."""
     if not emulated(plan) or not (shaped or group.nodes == 1):
         return Scaling()
     slowdown = 1.0 if real_time or not shaped else unfold.slowdown(plan, group.points[0])
@@ -34,7 +34,7 @@ def scaling_of(plan: Plan, group: PointGroup, shaped: bool, real_time: bool = Fa
 
 
 def is_checked(point: Point, shaped: bool) -> bool:
-    """Whether a point is also run at twice the scale factor: where a scaled network could be wrong."""
+    """Whether a point is also run at twice the scale factor, to check the scaled network."""
     return point.nodes > 1 and point.device.startswith("emulated:") and shaped
 
 
@@ -79,8 +79,8 @@ def trial_spec(plan: Plan, point: Point, shaped: bool, scaling: Scaling, twice: 
 def input_spec(plan: Plan, point: Point, scale: float) -> InputSpec | None:
     """Where a rank gets its images.
 
-    Over a fabric that is slower by the scale factor, a rank reads each sample once for so many uses: reading then takes
-    as long as on the real fabric. What is on a node's own disk is not scaled.
+    A scaled fabric is slower by the scale factor, so a rank uses each sample that many times per read. Reading then
+    takes as long as on the real fabric. Reads from a node's own disk are not scaled.
     """
     if point.data == "synthetic":
         return None
@@ -90,7 +90,7 @@ def input_spec(plan: Plan, point: Point, scale: float) -> InputSpec | None:
 
 
 def gradients(plan: Plan, names: Iterable[str]) -> dict[str, list[Gradient]]:
-    """Of each model once. Real devices have their own."""
+    """The gradients of each model, for emulated devices; real devices compute their own."""
     if not emulated(plan):
         return {}
     return {

@@ -11,17 +11,17 @@ from bench.sweep.progress import console
 
 
 def efficiency(trial: Trial, trials: list[Trial]) -> float | None:
-    """Images/s per GPU against the same point on one node."""
-    same = trial.point.model_copy(update={"nodes": 1, "repeat": 0}).id
-    single = next((one for one in trials if one.id == same), None)
+    """Images/s per node, relative to the same point on one node."""
+    single_id = trial.point.model_copy(update={"nodes": 1, "repeat": 0}).id
+    single = next((other for other in trials if other.id == single_id), None)
     if not (single and single.images_per_second and trial.images_per_second):
         return None
     return trial.images_per_second.median / trial.point.nodes / single.images_per_second.median
 
 
-def show(trials: list[Trial], wanted: Plan, spent: dict[str, float], folder: RunFolder) -> None:
+def show(trials: list[Trial], plan: Plan, spent: dict[str, float], folder: RunFolder) -> None:
     emulated = any(trial.kind == "emulated" for trial in trials)
-    table = Table(title=("EMULATED " if emulated else "") + (wanted.title or "results"), title_justify="left")
+    table = Table(title=("EMULATED " if emulated else "") + (plan.title or "results"), title_justify="left")
     for column in ("engine", "fabric", "nodes", "batch", "images/s", "95%", "step ms", "efficiency", "CPU %", "note"):
         table.add_column(column)
     for trial in trials:
@@ -42,14 +42,18 @@ def show(trials: list[Trial], wanted: Plan, spent: dict[str, float], folder: Run
             note.strip(),
         )
     console.print(table)
-    for known in wanted.compare:
+    for theirs in plan.compare:
         for trial in trials:
             point = trial.point
-            if (point.fabric, point.nodes, point.batch) == (known.fabric, known.nodes, known.batch) and trial.step_ms:
+            if (point.fabric, point.nodes, point.batch) == (
+                theirs.fabric,
+                theirs.nodes,
+                theirs.batch,
+            ) and trial.step_ms:
                 ours = trial.step_ms.median
                 console.print(
-                    f"{known.fabric}, {known.nodes} nodes: {ours:.1f} ms, published {known.step_ms:.1f} ms "
-                    f"({ours / known.step_ms - 1:+.1%}; {known.source})",
+                    f"{theirs.fabric}, {theirs.nodes} nodes: {ours:.1f} ms, published {theirs.step_ms:.1f} ms "
+                    f"({ours / theirs.step_ms - 1:+.1%}; {theirs.source})",
                     markup=False,
                 )
     parts = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in spent.items())

@@ -1,8 +1,8 @@
-"""Find the settings with which training steps are fastest on a fabric, and keep them when they are really better.
+"""Find the settings with the fastest training step on a fabric, and save them if they are significantly better.
 
-Successive halving: many candidates are measured briefly, the better half longer, and so on within the time budget. The
-objective is the sweep's own step. What is in force takes part in every round, and only a winner whose interval lies
-wholly below its is written to inventories/<env>/tuning.yml, which the mpi and horovod roles apply.
+Successive halving: many candidates are measured briefly, the best third for longer, and so on within the time budget.
+The objective is the step time of a sweep. The current settings take part in every round. A winner is written to
+inventories/<env>/tuning.yml, which the mpi and horovod roles apply, only if its whole interval is below theirs.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import product
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ from cluster.tuning import Tuning
 FIRST_SECONDS = 4.0
 ROUNDS = 3
 Measure = Callable[[Tuning, float], list[float]]
+MEDIAN = attrgetter("median")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -45,13 +47,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--minutes", type=float, default=5.0, help="time budget (default 5)")
     parser.add_argument("--model", default="resnet50", help="model whose step is the objective (default resnet50)")
     parser.add_argument("--batch", type=int, default=64, help="images per GPU and step (default 64)")
-    parser.add_argument("--device", default="emulated:p100", help="as in plans (default emulated:p100)")
-    parser.add_argument("--explain", action="store_true", help="say which settings mattered")
+    parser.add_argument("--device", default="emulated:p100", help="device, as in a plan (default emulated:p100)")
+    parser.add_argument("--explain", action="store_true", help="show how much each setting matters")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
 
 def candidates() -> Iterator[Tuning]:
-    """The most different ones first: what the budget does not reach is what differs least."""
+    """The most different candidates first: the budget may not reach the last ones."""
     for cycle, fusion in product((2.0, 5.0, 1.0, 10.0), (128.0, 32.0)):
         yield Tuning(engine="horovod-gloo", cycle_ms=cycle, fusion_mb=fusion)
     for algorithm in ("ring", "segmented_ring", "rabenseifner"):
@@ -64,8 +66,8 @@ def candidates() -> Iterator[Tuning]:
 
 
 @dataclass
-class Seen:
-    """All that was measured of one candidate."""
+class Candidate:
+    """Settings and all steps measured with them."""
 
     settings: Tuning
     steps: list[float] = field(default_factory=list)
@@ -80,48 +82,57 @@ class Seen:
         return step_statistics.median_interval(self.steps)
 
 
-def better(one: Seen, other: Seen) -> bool:
-    """Significantly: the intervals of the two medians do not touch."""
-    return bool(one.steps and other.steps) and one.interval[1] < other.interval[0]
+@dataclass(frozen=True)
+class Result:
+    winner: Candidate
+    current: Candidate
+    defaults: Candidate
+    candidates: list[Candidate]
+
+    @property
+    def improved(self) -> bool:
+        """Whether the winner is significantly faster: the intervals of the two medians do not overlap."""
+        return self.winner is not self.current and better(self.winner, self.current)
+
+
+def better(candidate: Candidate, other: Candidate) -> bool:
+    return bool(candidate.steps and other.steps) and candidate.interval[1] < other.interval[0]
 
 
 def search(
-    incumbent: Tuning, baseline: Tuning, measure: Measure, left: Callable[[], float], say: Callable[[str], None]
-) -> tuple[Seen, Seen, Seen, list[Seen]]:
-    """The winner, what is in force, the untuned defaults, and everything that was seen. left() is the budget in s."""
-    fixed = {key: Seen(value) for key, value in (("now", incumbent), ("defaults", baseline))}
-    if incumbent == baseline:
-        fixed["defaults"] = fixed["now"]
-    others = [Seen(one) for one in candidates() if one not in (incumbent, baseline)]
-    everything = list({id(one): one for one in fixed.values()}.values()) + others
+    incumbent: Tuning, baseline: Tuning, measure: Measure, remaining: Callable[[], float], log: Callable[[str], None]
+) -> Result:
+    """remaining() is the rest of the time budget in seconds. The incumbent and the baseline are always measured."""
+    current = Candidate(incumbent)
+    fixed = [current] if incumbent == baseline else [current, Candidate(baseline)]
+    everything = fixed + [Candidate(settings) for settings in candidates() if settings not in (incumbent, baseline)]
     running, seconds = everything, FIRST_SECONDS
     for number in range(ROUNDS):
-        for one in running:
-            if left() <= 0 and one not in fixed.values():
+        for candidate in running:
+            if remaining() <= 0 and candidate not in fixed:
                 break
             begin = time.monotonic()
             try:
-                one.steps += measure(one.settings, seconds)
+                candidate.steps += measure(candidate.settings, seconds)
             except InfraError as error:
-                one.problem = str(error)
-            say(f"round {number + 1}: {describe(one)} ({time.monotonic() - begin:.0f} s)")
-        alive = sorted((one for one in running if one.steps), key=lambda one: one.median)
+                candidate.problem = str(error)
+            log(f"round {number + 1}: {describe(candidate)} ({time.monotonic() - begin:.0f} s)")
+        alive = sorted((candidate for candidate in running if candidate.steps), key=MEDIAN)
         if not alive:
-            raise InfraError("tune: nothing could be measured; run `make doctor`")
-        keep = max(2, len(alive) // 3)
-        running = alive[:keep] + [one for one in fixed.values() if one not in alive[:keep]]
-        running = list({id(one): one for one in running}.values())
+            raise InfraError("tune: no candidate could be measured; run `make doctor`")
+        best = alive[: max(2, len(alive) // 3)]
+        running = best + [candidate for candidate in fixed if candidate not in best]
         seconds *= 2
-    winner = min((one for one in everything if one.steps), key=lambda one: one.median)
-    return winner, fixed["now"], fixed["defaults"], everything
+    winner = min((candidate for candidate in everything if candidate.steps), key=MEDIAN)
+    return Result(winner, current, fixed[-1], everything)
 
 
 def small_below(contract: Contract, fabric: str, chosen: Tuning) -> int:
-    """From which size on the chosen settings beat the defaults. Not scaled: latency does not shrink with s."""
+    """The smallest size at which the chosen settings beat the defaults. Not scaled: latency does not shrink."""
     cases = [Case("all_reduce", size) for size in sizes(64 << 10, 16 << 20)]
     work = Communication(contract, fabric, len(contract.nodes), factor=1.0)
     try:
-        defaults, ours = (work.times(one.engine, one, cases, FIRST_SECONDS / 4) for one in (tuning.UNTUNED, chosen))
+        defaults, ours = (work.times(each.engine, each, cases, FIRST_SECONDS / 4) for each in (tuning.UNTUNED, chosen))
     finally:
         work.close()
     for case in cases:
@@ -130,35 +141,35 @@ def small_below(contract: Contract, fabric: str, chosen: Tuning) -> int:
     return cases[-1].size
 
 
-def describe(one: Seen) -> str:
-    given = one.settings
+def describe(candidate: Candidate) -> str:
+    given = candidate.settings
     words: list[str] = [given.engine]
     if given.engine == "horovod-mpi":
         words += [given.algorithm, f"eager {given.eager_bytes >> 10}K", f"links {given.links}"]
         words += [f"segment {given.segment_bytes >> 10}K"] if given.segment_bytes else []
         words += [f"sockets {given.socket_bytes >> 10}K"] if given.socket_bytes else []
     words += [f"cycle {given.cycle_ms:g} ms", f"fusion {given.fusion_mb:g} MB"]
-    if one.problem:
-        return f"{', '.join(words)}: failed: {one.problem}"
-    if not one.steps:
-        return f"{', '.join(words)}: not reached"
-    low, high = one.interval
-    return f"{', '.join(words)}: {1e3 * one.median:.0f} ms ({1e3 * low:.0f}-{1e3 * high:.0f})"
+    if candidate.problem:
+        return f"{', '.join(words)}: failed: {candidate.problem}"
+    if not candidate.steps:
+        return f"{', '.join(words)}: not measured"
+    low, high = candidate.interval
+    return f"{', '.join(words)}: {1e3 * candidate.median:.0f} ms ({1e3 * low:.0f}-{1e3 * high:.0f})"
 
 
-def what_mattered(seen: list[Seen]) -> list[dict[str, Any]]:
-    """Per setting: the fastest candidate with each of its values, and how far apart those are.
+def setting_effects(measured: list[Candidate]) -> list[dict[str, Any]]:
+    """Per setting, the best step time with each of its values, and the difference between these.
 
-    Values of a setting are compared within one engine, since most mean something to one of them only.
+    The values of a setting are compared within one engine, since most settings affect only one engine.
     """
     rows: list[dict[str, Any]] = []
-    engines = sorted({one.settings.engine for one in seen})
+    engines = sorted({candidate.settings.engine for candidate in measured})
     for name, engine in [("engine", None), *product(Tuning.model_fields.keys() - {"engine"}, engines)]:
         best: dict[str, float] = {}
-        for one in seen:
-            if one.steps and engine in (None, one.settings.engine):
-                value = str(getattr(one.settings, name))
-                best[value] = min(best.get(value, float("inf")), one.median)
+        for candidate in measured:
+            if candidate.steps and engine in (None, candidate.settings.engine):
+                value = str(getattr(candidate.settings, name))
+                best[value] = min(best.get(value, float("inf")), candidate.median)
         if len(best) > 1:
             label = f"{name} with {engine}" if engine else name
             matters = max(best.values()) / min(best.values()) - 1
@@ -167,18 +178,18 @@ def what_mattered(seen: list[Seen]) -> list[dict[str, Any]]:
 
 
 def write(path: Path, fabric: str, settings: Tuning) -> None:
-    """All at once: whoever is interrupted here leaves what was in force."""
+    """Replace the file atomically: an interruption leaves the current settings."""
     content = yaml.safe_load(path.read_text()) if path.exists() else {"tuning": {}}
     content["tuning"][fabric] = settings.model_dump()
     new = path.with_suffix(".new")
     new.write_text(
-        "# Written by `make tune`; remove a fabric to go back to what is shipped.\n" + yaml.safe_dump(content)
+        "# Written by `make tune`. Remove a fabric to return to its default settings.\n" + yaml.safe_dump(content)
     )
     new.replace(path)
 
 
 class Steps:
-    """Measures a training step with given settings, as the sweep does."""
+    """Measures training steps as a sweep does, with given settings."""
 
     def __init__(self, contract: Contract, plan: Plan) -> None:
         self.plan, self.work = plan, Communication(contract, plan.fabrics[0], plan.nodes[0])
@@ -190,12 +201,12 @@ class Steps:
         group = replace(self.group, engine=engine or settings.engine)
         scaling = spec.Scaling(self.work.scale if spec.emulated(plan) else 1.0)
         launch_spec = spec.launch_spec(plan, group, self.shaped, scaling, check=False)
-        whole = Spec([launch_spec], spec.gradients(plan, plan.models))
-        launch = self.work.launch(group.engine, settings, whole, "trials")
+        full_spec = Spec([launch_spec], spec.gradients(plan, plan.models))
+        launch = self.work.launch(group.engine, settings, full_spec, "trials")
         for event in self.work.events(launch, START_LIMIT + 6 * seconds):
             if isinstance(event, TrialDone):
                 return record.slowest(event.ranks, record.total)
-        raise InfraError("the worker ended early")
+        raise InfraError("the worker ended without a result")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -205,67 +216,63 @@ def run(args: argparse.Namespace) -> int:
     if fabric not in contract.fabrics:
         raise UserError(f"--fabric {fabric}: unknown; choose one of {', '.join(contract.fabrics)}")
     if len(contract.nodes) < 2:
-        raise UserError("tune: one node has no network to tune; run `make scale NODES=4`")
+        raise UserError("tune: needs at least 2 nodes; run `make scale NODES=4`")
     if args.minutes <= 0:
-        raise UserError(f"--minutes {args.minutes:g}: must be more than 0")
-    wanted = Plan(
+        raise UserError(f"--minutes {args.minutes:g}: must be greater than 0")
+    plan = Plan(
         nodes=[len(contract.nodes)], batches=[args.batch], fabrics=[fabric], models=[args.model], device=args.device
     )
-    check.check(wanted, contract, len(contract.nodes), max(node.gpus for node in contract.nodes.values()))
+    check.check(plan, contract, len(contract.nodes), max(node.gpus for node in contract.nodes.values()))
     before = tuning.choose(tuning.load(args.env), fabric, contract.fabrics[fabric])
     deadline = time.monotonic() + 60 * args.minutes
-    measure = Steps(contract, wanted)
+    measure = Steps(contract, plan)
 
-    def say(text: str) -> None:
+    def log(text: str) -> None:
         if not args.json:
             console.print(text, markup=False)
 
     try:
-        found = search(before, tuning.UNTUNED, measure, lambda: deadline - time.monotonic(), say)
+        result = search(before, tuning.UNTUNED, measure, lambda: deadline - time.monotonic(), log)
     finally:
         measure.work.close()
-    winner, now, defaults, everything = found
-    kept = winner is not now and better(winner, now)
-    if kept:
-        below = small_below(contract, fabric, winner.settings)
-        say(f"messages below {below >> 10} KB are faster by Horovod's and OpenMPI's own defaults")
+    if result.improved:
+        below = small_below(contract, fabric, result.winner.settings)
+        log(f"messages below {below >> 10} KB are faster with the defaults of Horovod and OpenMPI")
         with state.locked():
-            chosen = winner.settings.model_copy(update={"small_below_bytes": below})
+            chosen = result.winner.settings.model_copy(update={"small_below_bytes": below})
             write(tuning.file(args.env), fabric, chosen)
             if fabric == contract.active_fabric:
                 lifecycle.playbook(state, "site.yml")
-    report(args, fabric, winner if kept else now, now, defaults, everything, kept)
+    report(args, fabric, result)
     return 0
 
 
-def report(
-    args: argparse.Namespace, fabric: str, chosen: Seen, now: Seen, defaults: Seen, seen: list[Seen], kept: bool
-) -> None:
-    rows = {"defaults": defaults, "before": now, "after": chosen}
+def report(args: argparse.Namespace, fabric: str, result: Result) -> None:
+    after = result.winner if result.improved else result.current
+    rows = {"defaults": result.defaults, "before": result.current, "after": after}
+    effects = setting_effects(result.candidates)
     if args.json:
-        result = {
-            **{"fabric": fabric, "kept": kept, "mattered": what_mattered(seen)},
-            **{name: {"settings": one.settings.model_dump(), "steps_s": one.steps} for name, one in rows.items()},
+        content = {
+            **{"fabric": fabric, "kept": result.improved, "mattered": effects},
+            **{name: {"settings": row.settings.model_dump(), "steps_s": row.steps} for name, row in rows.items()},
         }
-        print(json.dumps(result, indent=1))
+        print(json.dumps(content, indent=1))
         return
     emulated = "EMULATED " if args.device.startswith("emulated:") else ""
     table = Table(title=f"{emulated}step on {fabric}, {args.model}, batch {args.batch}", title_justify="left")
     for column in ("", "step ms", "95%", "images/s against defaults", "settings"):
         table.add_column(column)
-    for name, one in rows.items():
-        low, high = one.interval
-        gain = defaults.median / one.median
-        words = describe(one).partition(": ")[0]
-        table.add_row(name, f"{1e3 * one.median:.0f}", f"{1e3 * low:.0f}-{1e3 * high:.0f}", f"x{gain:.2f}", words)
+    for name, row in rows.items():
+        low, high = row.interval
+        gain = result.defaults.median / row.median
+        words = describe(row).partition(": ")[0]
+        table.add_row(name, f"{1e3 * row.median:.0f}", f"{1e3 * low:.0f}-{1e3 * high:.0f}", f"x{gain:.2f}", words)
     console.print(table)
-    if kept:
-        console.print(f"kept in {tuning.file(args.env)}", markup=False)
+    if result.improved:
+        console.print(f"saved in {tuning.file(args.env)}", markup=False)
     else:
-        console.print("nothing was significantly better than what is in force: nothing changed", markup=False)
-    if args.explain:
-        for row in what_mattered(seen):
-            values = ", ".join(f"{value}: {ms:.0f} ms" for value, ms in row["best_ms"].items())
-            console.print(
-                f"{row['setting']}: {row['matters']:.0%} between best and worst value ({values})", markup=False
-            )
+        console.print("no candidate was significantly faster than the current settings; nothing changed", markup=False)
+    for effect in effects if args.explain else []:
+        values = ", ".join(f"{value}: {ms:.0f} ms" for value, ms in effect["best_ms"].items())
+        text = f"{effect['setting']}: {effect['matters']:.0%} between best and worst value ({values})"
+        console.print(text, markup=False)

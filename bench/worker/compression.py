@@ -1,7 +1,7 @@
-"""One bit per gradient element with error feedback: what rounding leaves out is added to the next step's gradient.
+"""One bit per gradient element with error feedback: the rounding error is added to the next step's gradient.
 
-Each tensor is sent as its signs and two means, of its positive and of its negative elements (Seide et al. 2014). Signs
-do not add up, so every rank gets every rank's and adds them itself.
+A tensor is sent as its signs, the mean of its positive and the mean of its negative elements (Seide et al. 2014).
+Signs cannot be summed on the way, so each rank receives the payloads of all ranks and sums the decoded values.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import numpy as np
 import torch
 
 from bench.worker.engines import Engine
-from bench.worker.sizes import MEANS
+from bench.worker.protocol import ONE_BIT_HEADER
 
 
 def encode(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The bytes to send, and what a receiver makes of them."""
+    """The bytes to send, and the values that a receiver decodes from them."""
     flat = values.flatten()
     positive = flat >= 0
     means = [float(part.mean()) if part.numel() else 0.0 for part in (flat[positive], flat[~positive])]
@@ -27,17 +27,17 @@ def encode(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 def decode(payload: torch.Tensor, count: int) -> torch.Tensor:
     raw = payload.numpy()
-    high, low = raw[:MEANS].view(np.float32)
-    signs = torch.from_numpy(np.unpackbits(raw[MEANS:], count=count)).bool()
+    high, low = raw[:ONE_BIT_HEADER].view(np.float32)
+    signs = torch.from_numpy(np.unpackbits(raw[ONE_BIT_HEADER:], count=count)).bool()
     return torch.where(signs, float(high), float(low))
 
 
 class OneBit:
-    """An engine whose sums travel as single bits. Everything else is the engine's own."""
+    """Wraps an engine and sends gradients as single bits. All other calls go to the engine."""
 
     def __init__(self, engine: Any) -> None:
         self.engine = engine
-        self.left_out: dict[str, torch.Tensor] = {}
+        self.residuals: dict[str, torch.Tensor] = {}
         self.sent: list[tuple[torch.Tensor, int]] = []
 
     def __getattr__(self, name: str) -> Any:
@@ -48,9 +48,9 @@ class OneBit:
         self.sent = []
 
     def submit(self, name: str, tensor: torch.Tensor) -> None:
-        wanted = tensor.detach() + self.left_out.get(name, 0.0)
-        payload, received = encode(wanted)
-        self.left_out[name] = wanted - received
+        corrected = tensor.detach() + self.residuals.get(name, 0.0)
+        payload, decoded = encode(corrected)
+        self.residuals[name] = corrected - decoded
         self.sent.append((tensor, payload.numel()))
         self.engine.submit_bytes(name, payload)
 

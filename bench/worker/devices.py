@@ -1,4 +1,4 @@
-"""What a step is done on: an emulated accelerator that waits, or a real one that trains."""
+"""The device of a step: an emulated accelerator that sleeps, or a real one that trains."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ class Device(Protocol):
 
 
 def sleep_until(moment: float) -> None:
-    left = moment - time.perf_counter()
-    if left > 0:
-        time.sleep(left)
+    remaining = moment - time.perf_counter()
+    if remaining > 0:
+        time.sleep(remaining)
 
 
 class EmulatedDevice:
-    """Sleeps through compute and releases the model's gradients, n/s elements each, when a device would have them."""
+    """Sleeps for the compute time and submits each gradient, scaled down, when a real device would have it."""
 
     def __init__(self, trial: TrialSpec, gradients: list[Gradient], source: Feed) -> None:
         self.source = source
@@ -41,16 +41,16 @@ class EmulatedDevice:
         self.forward = compute * FORWARD_SHARE
         self.backward = compute - self.forward
         self.scale = trial.scale
-        kind = torch.float16 if trial.compression == "fp16" else torch.float32
-        # Named alike in every trial of a launch: Horovod remembers names, and with each it negotiates slower.
+        dtype = torch.float16 if trial.compression == "fp16" else torch.float32
+        # All trials of a launch use the same names: Horovod keeps every name, and each one slows negotiation.
         self.gradients = [
-            (f"{trial.model}.{i}", torch.ones(max(1, round(one.elements / self.scale)), dtype=kind), one.ready)
-            for i, one in enumerate(gradients)
+            (f"{trial.model}.{i}", torch.ones(max(1, round(g.elements / self.scale)), dtype=dtype), g.ready)
+            for i, g in enumerate(gradients)
         ]
         self.losses: list[float] = []
 
     def step(self, engine: GradientSum) -> Step:
-        asked = time.perf_counter()
+        begin = time.perf_counter()
         self.source.wait()
         start = time.perf_counter()
         sleep_until(start + self.forward)
@@ -64,16 +64,16 @@ class EmulatedDevice:
         engine.wait()
         end = time.perf_counter()
         slow = self.slowdown
-        return Step((end - asked) / slow, (computed - start) / slow, (end - first) / slow, (start - asked) / slow)
+        return Step((end - begin) / slow, (computed - start) / slow, (end - first) / slow, (start - begin) / slow)
 
     def check(self, engine: Engine) -> None:
         for name, tensor, _ in self.gradients:
             if float(tensor[0]) != engine.size:
-                raise RuntimeError(f"{name}: the sum over {engine.size} processes came out as {float(tensor[0])}")
+                raise RuntimeError(f"{name}: the sum over {engine.size} ranks is {float(tensor[0])}")
 
 
 class TrainingDevice:
-    """Trains for real: each gradient goes to the engine as soon as backward has it, in fp16 where that is asked for."""
+    """Trains the model and submits each gradient, in fp16 if half is set, as soon as backward yields it."""
 
     def __init__(
         self,
@@ -106,13 +106,13 @@ class TrainingDevice:
         if self.images.is_cuda:
             torch.cuda.synchronize()
 
-    def start_alike(self, engine: Engine) -> None:
-        """All ranks begin with rank 0's weights."""
+    def broadcast_weights(self, engine: Engine) -> None:
+        """Start all ranks with the weights of rank 0."""
         self.model.load_state_dict(engine.broadcast(self.model.state_dict()))
 
     def step(self, engine: GradientSum) -> Step:
         self.engine, self.sent, self.first = engine, [], 0.0
-        asked = time.perf_counter()
+        begin = time.perf_counter()
         if (batch := self.source.tensors(self.images.device)) is not None:
             self.images, self.labels = batch
         start = time.perf_counter()
@@ -129,26 +129,26 @@ class TrainingDevice:
         self.synchronize()
         end = time.perf_counter()
         self.losses.append(float(loss.detach()))
-        return Step(end - asked, computed - start, end - self.first, start - asked)
+        return Step(end - begin, computed - start, end - self.first, start - begin)
 
     def check(self, engine: Engine) -> None:
-        """All ranks still hold the same weights."""
+        """Fail unless all ranks have the same weights."""
         total = float(sum(parameter.detach().double().sum() for parameter in self.model.parameters()))
         sums = engine.gather(total)
         if max(sums) - min(sums) > 1e-6 * max(1.0, abs(sums[0])):
-            raise RuntimeError(f"the ranks' weights have come apart: their sums are {sums}")
+            raise RuntimeError(f"the weights differ between ranks: their sums are {sums}")
 
 
 def make(trial: TrialSpec, gradients: list[Gradient], engine: Engine, source: Feed) -> Device:
     if trial.device == "emulated":
         return EmulatedDevice(trial, gradients, source)
-    place = torch.device("cuda", engine.local_rank) if trial.device == "cuda" else torch.device("cpu")
+    target = torch.device("cuda", engine.local_rank) if trial.device == "cuda" else torch.device("cpu")
     torch.manual_seed(1)
-    model = torch_models.MODELS[trial.model]().to(place)
+    model = torch_models.MODELS[trial.model]().to(target)
     generator = torch.Generator().manual_seed(100 + engine.rank)
     pixels = trial.pixels
-    images = torch.randn(trial.batch, 3, pixels, pixels, generator=generator).to(place)
-    labels = torch.randint(torch_models.CLASSES, (trial.batch,), generator=generator).to(place)
+    images = torch.randn(trial.batch, 3, pixels, pixels, generator=generator).to(target)
+    labels = torch.randint(torch_models.CLASSES, (trial.batch,), generator=generator).to(target)
     device = TrainingDevice(model, images, labels, trial.model, trial.compression == "fp16", source)
-    device.start_alike(engine)
+    device.broadcast_weights(engine)
     return device

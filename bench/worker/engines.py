@@ -1,4 +1,4 @@
-"""The ways to add up gradients over all processes. Each takes tensors as they become ready, then waits for all."""
+"""Engines that sum gradients over all ranks. Each accepts tensors as they become ready, then waits for all sums."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import torch
 
 DDP_FIRST_BUCKET = 1 << 20
 DDP_BUCKET = 25 << 20
-# Between two looks whether a collective is done: a tenth of what it has taken so far, within these.
-SHORTEST_PAUSE, LONGEST_PAUSE = 0.0001, 0.001
+# Seconds between two polls of a collective: a tenth of its time so far, within these limits.
+MIN_PAUSE, MAX_PAUSE = 0.0001, 0.001
 
 
 class GradientSum(Protocol):
-    """Adds gradients up over all ranks: begin a step, submit each tensor when it is ready, wait for the sums."""
+    """Sums gradients over all ranks: begin a step, submit each tensor when it is ready, wait for the sums."""
 
     rank: int
     size: int
@@ -28,7 +28,7 @@ class GradientSum(Protocol):
 
 
 class Engine(GradientSum, Protocol):
-    """With what ranks need besides: objects for all, single collectives, an end."""
+    """A gradient sum with object exchange, single collectives and shutdown."""
 
     def barrier(self) -> None: ...
     def broadcast(self, value: Any) -> Any: ...
@@ -42,7 +42,7 @@ class Engine(GradientSum, Protocol):
 
 
 class HorovodEngine:
-    """Horovod; MPI or Gloo is decided by how the processes were started."""
+    """Horovod over MPI or Gloo; the launcher selects which."""
 
     def __init__(self) -> None:
         import horovod.torch as hvd
@@ -59,14 +59,14 @@ class HorovodEngine:
         self.handles.append(self.hvd.allgather_async(payload, name=name))
 
     def wait_bytes(self) -> list[torch.Tensor]:
-        """Of each tensor in turn, all ranks' bytes one after the other."""
-        return [self._done(handle) for handle in self.handles]
+        """Per submitted payload, the bytes of all ranks in rank order."""
+        return [self._wait_for(handle) for handle in self.handles]
 
-    def _done(self, handle: int) -> torch.Tensor:
-        """Horovod's own wait looks every 100 ns: a third of a core per rank, and nodes here share two."""
+    def _wait_for(self, handle: int) -> torch.Tensor:
+        """Wait with longer pauses than Horovod, which polls every 100 ns and so takes a third of a core per rank."""
         begin = time.perf_counter()
         while not self.hvd.poll(handle):
-            time.sleep(min(max((time.perf_counter() - begin) / 10, SHORTEST_PAUSE), LONGEST_PAUSE))
+            time.sleep(min(max((time.perf_counter() - begin) / 10, MIN_PAUSE), MAX_PAUSE))
         return self.hvd.synchronize(handle)
 
     def submit(self, name: str, tensor: torch.Tensor) -> None:
@@ -74,23 +74,23 @@ class HorovodEngine:
 
     def wait(self) -> None:
         for handle in self.handles:
-            self._done(handle)
+            self._wait_for(handle)
 
     def barrier(self) -> None:
-        self._done(self.hvd.allreduce_async(torch.zeros(1), name="barrier"))
+        self._wait_for(self.hvd.allreduce_async(torch.zeros(1), name="barrier"))
 
     def broadcast(self, value: Any) -> Any:
         return self.gather(value if self.rank == 0 else None)[0]
 
     def gather(self, value: Any) -> list[Any]:
-        """Horovod's own for objects waits in Horovod's way, which takes the cores from ranks that still work."""
+        """Not hvd.allgather_object: its wait takes CPU time from ranks that still compute."""
         mine = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
-        sizes = self._done(self.hvd.allgather_async(torch.tensor([mine.numel()]), name="sizes"))
-        found = self._done(self.hvd.allgather_async(mine, name="objects"))
-        return [pickle.loads(one.numpy().tobytes()) for one in found.split(sizes.tolist())]  # noqa: S301
+        sizes = self._wait_for(self.hvd.allgather_async(torch.tensor([mine.numel()]), name="sizes"))
+        gathered = self._wait_for(self.hvd.allgather_async(mine, name="objects"))
+        return [pickle.loads(part.numpy().tobytes()) for part in gathered.split(sizes.tolist())]  # noqa: S301
 
     def all_reduce(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        return self._done(self.hvd.allreduce_async_(tensor, name=name, op=self.hvd.Sum))
+        return self._wait_for(self.hvd.allreduce_async_(tensor, name=name, op=self.hvd.Sum))
 
     def broadcast_tensor(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         return self.hvd.broadcast_(tensor, 0, name=name)
@@ -114,10 +114,10 @@ class TorchEngine:
     def __init__(self) -> None:
         import torch.distributed as dist
 
-        launched = os.environ
-        self.rank = int(launched.get("RANK", launched.get("OMPI_COMM_WORLD_RANK", "0")))
-        self.size = int(launched.get("WORLD_SIZE", launched.get("OMPI_COMM_WORLD_SIZE", "1")))
-        self.local_rank = int(launched.get("LOCAL_RANK", launched.get("OMPI_COMM_WORLD_LOCAL_RANK", "0")))
+        env = os.environ
+        self.rank = int(env.get("RANK", env.get("OMPI_COMM_WORLD_RANK", "0")))
+        self.size = int(env.get("WORLD_SIZE", env.get("OMPI_COMM_WORLD_SIZE", "1")))
+        self.local_rank = int(env.get("LOCAL_RANK", env.get("OMPI_COMM_WORLD_LOCAL_RANK", "0")))
         dist.init_process_group("gloo", rank=self.rank, world_size=self.size)
         self.dist = dist
 
@@ -130,9 +130,9 @@ class TorchEngine:
         return box[0]
 
     def gather(self, value: Any) -> list[Any]:
-        found: list[Any] = [None] * self.size
-        self.dist.all_gather_object(found, value)
-        return found
+        values: list[Any] = [None] * self.size
+        self.dist.all_gather_object(values, value)
+        return values
 
     def all_reduce(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         self.dist.all_reduce(tensor)
@@ -143,26 +143,26 @@ class TorchEngine:
         return tensor
 
     def all_gather(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        found = torch.empty(tensor.numel() * self.size)
-        self.dist.all_gather(list(found.chunk(self.size)), tensor)
-        return found
+        output = torch.empty(tensor.numel() * self.size)
+        self.dist.all_gather(list(output.chunk(self.size)), tensor)
+        return output
 
     def reduce_scatter(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        found = torch.empty(tensor.numel() // self.size)
-        self.dist.reduce_scatter(found, list(tensor[: found.numel() * self.size].chunk(self.size)))
-        return found
+        output = torch.empty(tensor.numel() // self.size)
+        self.dist.reduce_scatter(output, list(tensor[: output.numel() * self.size].chunk(self.size)))
+        return output
 
     def all_to_all(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        found = torch.empty_like(tensor)
-        self.dist.all_to_all_single(found, tensor)
-        return found
+        output = torch.empty_like(tensor)
+        self.dist.all_to_all_single(output, tensor)
+        return output
 
     def close(self) -> None:
         self.dist.destroy_process_group()
 
 
 class DdpEngine(TorchEngine):
-    """With DistributedDataParallel's buckets: 1 MB first, then 25 MB."""
+    """Sums in the buckets of DistributedDataParallel: 1 MiB first, then 25 MiB."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -175,7 +175,7 @@ class DdpEngine(TorchEngine):
 
     def _full(self, share: float) -> bool:
         limit = (DDP_FIRST_BUCKET if self.first else DDP_BUCKET) / self.scale * share
-        return bool(sum(one.numel() * one.element_size() for one in self.bucket) >= limit)
+        return bool(sum(tensor.numel() * tensor.element_size() for tensor in self.bucket) >= limit)
 
     def submit(self, name: str, tensor: torch.Tensor) -> None:
         self.bucket.append(tensor)
@@ -183,7 +183,7 @@ class DdpEngine(TorchEngine):
             self._sum_bucket()
 
     def _sum_bucket(self) -> None:
-        flat = torch.cat([one.flatten() for one in self.bucket])
+        flat = torch.cat([tensor.flatten() for tensor in self.bucket])
         self.pending.append((self.dist.all_reduce(flat, async_op=True), flat, self.bucket))
         self.bucket, self.first = [], False
 
@@ -192,31 +192,31 @@ class DdpEngine(TorchEngine):
             self._sum_bucket()
         for work, flat, tensors in self.pending:
             work.wait()
-            for tensor, part in zip(tensors, flat.split([one.numel() for one in tensors]), strict=True):
+            for tensor, part in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
                 tensor.copy_(part.view_as(tensor))
 
     def submit_bytes(self, name: str, payload: torch.Tensor) -> None:
-        """Buckets of as many elements as uncompressed ones hold: a bit each instead of 32."""
+        """A bucket holds as many elements as an uncompressed one, at 1 bit each instead of 32."""
         self.bucket.append(payload)
         if self._full(1 / 32):
             self._gather_bucket()
 
     def _gather_bucket(self) -> None:
         flat = torch.cat(self.bucket)
-        found = torch.empty(flat.numel() * self.size, dtype=flat.dtype)
+        output = torch.empty(flat.numel() * self.size, dtype=flat.dtype)
         self.pending.append(
-            (self.dist.all_gather(list(found.chunk(self.size)), flat, async_op=True), found, self.bucket)
+            (self.dist.all_gather(list(output.chunk(self.size)), flat, async_op=True), output, self.bucket)
         )
         self.bucket, self.first = [], False
 
     def wait_bytes(self) -> list[torch.Tensor]:
-        """Of each tensor in turn, all ranks' bytes one after the other."""
+        """Per submitted payload, the bytes of all ranks in rank order."""
         if self.bucket:
             self._gather_bucket()
         results = []
-        for work, found, payloads in self.pending:
+        for work, output, payloads in self.pending:
             work.wait()
-            ranks = [part.split([one.numel() for one in payloads]) for part in found.chunk(self.size)]
+            ranks = [part.split([payload.numel() for payload in payloads]) for part in output.chunk(self.size)]
             results += [torch.cat(parts) for parts in zip(*ranks, strict=True)]
         return results
 

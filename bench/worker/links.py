@@ -1,8 +1,8 @@
-"""Run on the head by the training account: goodput between ring neighbours by iperf3, one pair after the other.
+"""Measure goodput between ring neighbours with iperf3, one pair at a time. Runs on the head as the training account.
 
     links SECONDS NODE NODE ...
 
-Prints one JSON list of {node, to, gbps}. Standard library only.
+Prints a JSON list of {node, to, gbps}. Standard library only.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import time
 PORT = 30500
 
 
-def on(node: str, *command: str) -> str:
+def run_on(node: str, *command: str) -> str:
     local = node == socket.gethostname()
     argv = list(command) if local else ["ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=5", node, *command]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
@@ -26,12 +26,12 @@ def on(node: str, *command: str) -> str:
 
 
 def main() -> None:
-    seconds, names = sys.argv[1], sys.argv[2:]
-    found = []
-    for i, (sender, receiver) in enumerate(zip(names, [*names[1:], names[0]], strict=True)):
-        on(receiver, "iperf3", "-s", "-1", "-D", "-p", str(PORT + i))
+    seconds, nodes = sys.argv[1], sys.argv[2:]
+    rows = []
+    for i, (sender, receiver) in enumerate(zip(nodes, [*nodes[1:], nodes[0]], strict=True)):
+        run_on(receiver, "iperf3", "-s", "-1", "-D", "-p", str(PORT + i))
         time.sleep(0.2)
-        report = json.loads(on(sender, "iperf3", "-c", receiver, "-p", str(PORT + i), "-t", seconds, "-J"))
+        report = json.loads(run_on(sender, "iperf3", "-c", receiver, "-p", str(PORT + i), "-t", seconds, "-J"))
         gbps = report["end"]["sum_received"]["bits_per_second"] / 1e9
-        found.append({"node": sender, "to": receiver, "gbps": gbps})
-    print(json.dumps(found))
+        rows.append({"node": sender, "to": receiver, "gbps": gbps})
+    print(json.dumps(rows))

@@ -1,4 +1,4 @@
-"""What controller and worker exchange: the spec of a launch, a file on every node, and the events that rank 0 prints.
+"""Messages between controller and worker: the spec, a file on every node, and the events that rank 0 prints.
 
 Standard library only: both sides use it, and the controller has no torch.
 """
@@ -14,15 +14,16 @@ from functools import cache
 from typing import Any, Literal, TypeVar
 
 MARK = "@bench "
+ONE_BIT_HEADER = 8  # bytes: two means as float32
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Gradient:
-    """One tensor of a model, in the order in which backward yields them."""
+    """One tensor of a model; lists are in backward order."""
 
     elements: int
-    ready: float  # share of backward after which it is there
+    ready: float  # fraction of backward after which it is ready
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class TrialSpec:
     seconds: float
     scale: float = 1.0
     slowdown: float = 1.0
-    check: bool = False  # the repetition at twice the scale factor
+    check: bool = False  # run at twice the scale factor
     rate_mbit: float | None = None
     burst_ms: float | None = None
     compute_ms: float | None = None
@@ -73,7 +74,7 @@ class LaunchSpec:
     engine: str
     trials: list[TrialSpec] = field(default_factory=list)
     cases: list[CaseSpec] = field(default_factory=list)
-    rate_mbit: float | None = None  # in force before the ranks connect
+    rate_mbit: float | None = None  # set before the ranks connect
     burst_ms: float | None = None
     one_thread: bool = True
     cuda: bool = False
@@ -81,7 +82,7 @@ class LaunchSpec:
 
 @dataclass(frozen=True)
 class Spec:
-    """All launches of a sweep. A model's gradients are listed once, whatever the number of trials."""
+    """All launches of a sweep. The gradients of a model are listed once, not per trial."""
 
     launches: list[LaunchSpec]
     gradients: dict[str, list[Gradient]] = field(default_factory=dict)
@@ -102,7 +103,7 @@ class Step:
 
 @dataclass(frozen=True)
 class InputReport:
-    """What a rank's input pipeline did while it was measured."""
+    """Counters of a rank's input pipeline during the measured steps."""
 
     cores: int
     reused: int
@@ -120,7 +121,7 @@ class RankReport:
     node: str
     local_rank: int
     steps: list[Step]
-    sent: dict[str, float]  # interface -> bytes per step, of the whole node
+    sent: dict[str, float]  # interface -> bytes per step of the whole node
     input: InputReport | None = None
 
 
@@ -175,12 +176,17 @@ Event = Started | WarmUp | Progress | TrialDone | CaseDone | Failed | Finished
 EVENTS: dict[str, type[Any]] = {kind.__name__: kind for kind in typing.get_args(Event)}
 
 
+def one_bit_bytes(count: int) -> int:
+    """Bytes of a tensor of count elements that bench/worker/compression.py sends as single bits."""
+    return ONE_BIT_HEADER + (count + 7) // 8
+
+
 def emit(event: Event) -> None:
     print(f"{MARK}{json.dumps({'event': type(event).__name__, **asdict(event)})}", flush=True)
 
 
 def parse(line: str) -> Event | None:
-    """The event in a line of output; None when the line holds none, or only a part of one."""
+    """The event in a line of output; None if the line has no complete event."""
     _, mark, text = line.partition(MARK)
     if not mark:
         return None
@@ -196,29 +202,28 @@ def read_spec(path: str, sha256: str) -> Spec:
     with open(path, "rb") as file:  # noqa: PTH123
         content = file.read()
     if hashlib.sha256(content).hexdigest() != sha256:
-        raise SystemExit(f"Error: {path} is not the spec that the controller wrote")
+        raise SystemExit(f"Error: {path}: wrong checksum: not the spec of this launch; run the same command again")
     return decode(Spec, json.loads(content))
 
 
 def decode(kind: type[T], value: Any) -> T:
-    """A dataclass from what asdict made of it."""
-    found: T = _decode(kind, value)
-    return found
+    """Rebuild a dataclass from the output of asdict."""
+    decoded: T = _decode(kind, value)
+    return decoded
 
 
 def _decode(kind: Any, value: Any) -> Any:
     if isinstance(kind, type) and is_dataclass(kind):
         hints = _hints(kind)
-        return kind(
-            **{one.name: _decode(hints[one.name], value[one.name]) for one in fields(kind) if one.name in value}
-        )
+        names = [item.name for item in fields(kind) if item.name in value]
+        return kind(**{name: _decode(hints[name], value[name]) for name in names})
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
     if origin is types.UnionType:
         return None if value is None else _decode(inner[0], value)
     if origin is list:
-        return [_decode(inner[0], one) for one in value]
+        return [_decode(inner[0], item) for item in value]
     if origin is dict:
-        return {key: _decode(inner[1], one) for key, one in value.items()}
+        return {key: _decode(inner[1], item) for key, item in value.items()}
     return value
 
 

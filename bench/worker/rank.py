@@ -1,4 +1,4 @@
-"""What every rank does around its work: read the spec, set the link's rate, start the engine, end with the launcher."""
+"""The frame of every rank: read the spec, set the link rate, start the engine, end with the launcher."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def set_rate(spec: LaunchSpec | TrialSpec, local: int) -> None:
 def serve(work: Callable[[Engine, Spec, LaunchSpec], None]) -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     parser = argparse.ArgumentParser()
-    parser.add_argument("--spec", required=True, help="file that holds the spec")
-    parser.add_argument("--sha256", required=True, help="checksum of that file")
-    parser.add_argument("--part", type=int, default=0, help="which launch of the spec this is")
-    parser.add_argument("--launch", required=True, help="marks the processes of one launch")
+    parser.add_argument("--spec", required=True, help="path of the spec file")
+    parser.add_argument("--sha256", required=True, help="checksum of the spec file")
+    parser.add_argument("--part", type=int, default=0, help="index of the launch in the spec")
+    parser.add_argument("--launch", required=True, help="id by which the supervisor finds the processes of a launch")
     args = parser.parse_args()
     spec = read_spec(args.spec, args.sha256)
     launch = spec.launches[args.part]
-    # Connections keep the packet size that is in force when they are made, so the rate comes first.
+    # A connection keeps the packet size it started with, so the rate is set before the ranks connect.
     set_rate(launch, local_rank())
     engine = engines.make(launch.engine)
     if launch.one_thread:
@@ -51,7 +51,7 @@ def serve(work: Callable[[Engine, Spec, LaunchSpec], None]) -> None:
     try:
         work(engine, spec, launch)
     except DataError as error:
-        # Any rank reports this; the others only see that a peer is gone.
+        # Every rank reports this itself: its peers only see a lost connection.
         emit(Failed(str(error)))
         os._exit(1)
     engine.barrier()

@@ -1,4 +1,4 @@
-"""When a trial has settled, and how sure its median is. Standard library only: it runs on the nodes too."""
+"""Whether step times have settled, and the interval of their median. Standard library only: it also runs on nodes."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ SMALLEST_SAMPLE = 6
 
 
 def median_interval(values: list[float], confidence: float = 0.95) -> tuple[float, float]:
-    """Interval of the median from order statistics: it assumes nothing about the distribution.
+    """Interval of the median from order statistics, valid for any distribution.
 
-    Below six values no such interval reaches 95%; the whole range is returned.
+    With fewer than six values no such interval reaches 95%; the whole range is returned.
     """
     ordered = sorted(values)
     n = len(ordered)
@@ -28,7 +28,7 @@ def median_interval(values: list[float], confidence: float = 0.95) -> tuple[floa
 
 
 def half_width(values: list[float]) -> float:
-    """Half the interval, relative to the median; infinite while there are too few values to tell."""
+    """Half the interval, relative to the median; infinite with too few values."""
     if len(values) < SMALLEST_SAMPLE:
         return float("inf")
     low, high = median_interval(values)
@@ -36,5 +36,5 @@ def half_width(values: list[float]) -> float:
 
 
 def settled(values: list[float]) -> bool:
-    """The last step took as long as the one before."""
+    """Whether the last two steps took the same time."""
     return len(values) > 1 and abs(values[-1] / values[-2] - 1) <= STEADY

@@ -1,4 +1,4 @@
-"""Run a launcher on the head and end it, and what it started, when the controller goes away (standard input closes)."""
+"""Run a launcher on the head. End it and its ranks when the controller goes away (standard input closes)."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ def main() -> None:
     child = subprocess.Popen(argv, stdin=subprocess.DEVNULL, start_new_session=True)
 
     def end() -> None:
-        for number, pause in ((signal.SIGTERM, 3), (signal.SIGKILL, 1)):
+        for signal_number, seconds in ((signal.SIGTERM, 3), (signal.SIGKILL, 1)):
             try:
-                os.killpg(child.pid, number)
+                os.killpg(child.pid, signal_number)
             except ProcessLookupError:
                 break
-            deadline = time.monotonic() + pause
+            deadline = time.monotonic() + seconds
             while child.poll() is None and time.monotonic() < deadline:
                 time.sleep(0.1)
-        # The launcher ends its ranks; this is for the case that it could not, and for ranks in containers, which
-        # outlive the podman that started them. Only a rank's command begins with its interpreter's path.
+        # The launcher usually ends its ranks. This ends the others, and ranks in containers, which outlive the podman
+        # process that started them. The pattern matches ranks only: their command starts with the interpreter's path.
         kill = f"pkill -9 -f -- '^/[^ ]*python[^ ]* .*--launch {run}'"
         for host in hosts:
-            reach = ["ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=3", host] if host != hosts[0] else ["sh", "-c"]
-            subprocess.run([*reach, kill], capture_output=True, check=False)
+            shell = ["ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=3", host] if host != hosts[0] else ["sh", "-c"]
+            subprocess.run([*shell, kill], capture_output=True, check=False)
 
     def watch() -> None:
         while sys.stdin.buffer.read(1):
@@ -44,5 +44,5 @@ def main() -> None:
     signal.signal(signal.SIGTERM, stop)
     code = child.wait()
     sys.stdout.flush()
-    # The watcher still sits in a read; an ordinary exit would wait for its lock and abort.
+    # The watcher is blocked in a read. A normal exit would wait for its lock and abort.
     os._exit(code & 0xFF)

@@ -1,9 +1,8 @@
-"""Run on a node: what lies between a process and the fabric. Standard library only.
+"""Print the topology of this node: cores, NUMA nodes, the network card and the GPUs. Standard library only.
 
     topology INTERFACE
 
-Prints one JSON object: cores and NUMA nodes, the interface's driver, speed and NUMA node, and the same of every GPU. A
-process on another NUMA node than its card pays for the way between them.
+Prints one JSON object. Traffic between a process and a network card on different NUMA nodes is slower.
 """
 
 from __future__ import annotations
@@ -35,12 +34,11 @@ def output(*argv: str) -> str:
 
 
 def numa_of(device: Path, name: str) -> int | None:
-    """The kernel's word, or hwloc's where the kernel does not know; None where neither does."""
-    found = text(device / "numa_node")
-    if found is None or int(found) < 0:
-        # hwloc knows interfaces by name and other devices by the bus
-        found = output("hwloc-calc", "--intersect", "NUMAnode", name).partition(",")[0]
-    return int(found) if found else None
+    """The NUMA node from the kernel, else from hwloc (name: os=eth0 or pci=0000:3b:00.0); None if neither knows."""
+    numa = text(device / "numa_node")
+    if numa is None or int(numa) < 0:
+        numa = output("hwloc-calc", "--intersect", "NUMAnode", name).partition(",")[0]
+    return int(numa) if numa else None
 
 
 def card(interface: str) -> dict[str, Any]:
@@ -51,29 +49,29 @@ def card(interface: str) -> dict[str, Any]:
         "interface": interface,
         "mac": text(folder / "address"),
         "mtu": int(text(folder / "mtu") or 0),
-        # Virtual interfaces have no driver of a bus; their kind is the best there is.
-        "driver": driver.readlink().name if driver.exists() else kind(folder),
+        # A virtual interface has no bus driver; its link kind is used instead.
+        "driver": driver.readlink().name if driver.exists() else link_kind(folder),
         "speed_mbit": int(speed) if speed and int(speed) > 0 else None,
         "numa": numa_of(folder / "device", f"os={interface}"),
     }
 
 
-def kind(folder: Path) -> str:
-    found = output("ip", "-json", "-details", "link", "show", folder.name)
-    return str(json.loads(found)[0].get("linkinfo", {}).get("info_kind", "virtual")) if found else "virtual"
+def link_kind(folder: Path) -> str:
+    details = output("ip", "-json", "-details", "link", "show", folder.name)
+    return str(json.loads(details)[0].get("linkinfo", {}).get("info_kind", "virtual")) if details else "virtual"
 
 
 def gpus() -> list[dict[str, Any]]:
-    found = []
+    rows = []
     for line in output("nvidia-smi", "--query-gpu=pci.bus_id,name", "--format=csv,noheader").splitlines():
         bus, name = (part.strip() for part in line.split(",", 1))
-        # nvidia-smi writes the domain with eight digits, the kernel with four
+        # nvidia-smi writes the PCI domain with eight digits, the kernel with four.
         short = bus.lower()[-12:]
-        found.append({"bus": short, "name": name, "numa": numa_of(SYS / "bus/pci/devices" / short, f"pci={short}")})
-    return found
+        rows.append({"bus": short, "name": name, "numa": numa_of(SYS / "bus/pci/devices" / short, f"pci={short}")})
+    return rows
 
 
 def main() -> None:
-    memories = len(list((SYS / "devices/system/node").glob("node[0-9]*"))) or 1
-    found = {"node": socket.gethostname(), "cores": len(os.sched_getaffinity(0)), "numa_nodes": memories}
-    print(json.dumps({**found, "card": card(sys.argv[1]), "gpus": gpus()}))
+    numa_nodes = len(list((SYS / "devices/system/node").glob("node[0-9]*"))) or 1
+    node = {"node": socket.gethostname(), "cores": len(os.sched_getaffinity(0)), "numa_nodes": numa_nodes}
+    print(json.dumps({**node, "card": card(sys.argv[1]), "gpus": gpus()}))

@@ -1,4 +1,4 @@
-"""The networks in plain torch, for devices that really train. bench/catalogue/models.py has their sizes as tables."""
+"""The models in plain torch, for devices that train. bench/catalogue/models.py has tables of their sizes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def conv_norm(
 
 
 class Bottleneck(nn.Module):
-    """1x1, 3x3, 1x1 with a way around; the stride is in the 3x3 (ResNet v1.5)."""
+    """1x1, 3x3 and 1x1 convolutions with a shortcut; the 3x3 has the stride (ResNet v1.5)."""
 
     def __init__(self, inputs: int, width: int, stride: int) -> None:
         super().__init__()
@@ -30,11 +30,11 @@ class Bottleneck(nn.Module):
             nn.ReLU(inplace=True),
             conv_norm(width, outputs, 1),
         )
-        same = stride == 1 and inputs == outputs
-        self.around = nn.Identity() if same else conv_norm(inputs, outputs, 1, stride=stride)
+        same_shape = stride == 1 and inputs == outputs
+        self.shortcut = nn.Identity() if same_shape else conv_norm(inputs, outputs, 1, stride=stride)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return F.relu(self.main(x) + self.around(x), inplace=True)
+        return F.relu(self.main(x) + self.shortcut(x), inplace=True)
 
 
 def resnet(*blocks: int) -> nn.Sequential:
@@ -53,7 +53,7 @@ def resnet(*blocks: int) -> nn.Sequential:
 
 
 def dense(inputs: int, dropout_first: bool) -> list[nn.Module]:
-    """The two hidden layers of 4096 and the last one that VGG and AlexNet share."""
+    """The classifier of VGG and AlexNet: two hidden layers of 4096 units and the output layer."""
     hidden: list[nn.Module] = []
     for size in (inputs, 4096):
         block: list[nn.Module] = [nn.Linear(size, 4096), nn.ReLU(inplace=True)]
@@ -106,7 +106,7 @@ class Branches(nn.Module):
 
 
 def unit(inputs: int, outputs: int, kernel: int | tuple[int, int], **options: int) -> nn.Sequential:
-    """Convolution, normalisation, ReLU; a kernel of 1xn or nx1 keeps the image's size, as 3x3 in the middle does."""
+    """Convolution, normalisation and ReLU; 1xn and nx1 kernels are padded to keep the image size."""
     if isinstance(kernel, tuple):
         options = {**options, "padding": (kernel[0] // 2, kernel[1] // 2)}  # type: ignore[dict-item]
     return nn.Sequential(conv_norm(inputs, outputs, kernel, eps=1e-3, **options), nn.ReLU(inplace=True))
@@ -154,7 +154,7 @@ def inception_e(inputs: int) -> Branches:
 
 
 def inceptionv3() -> nn.Sequential:
-    """Without the auxiliary classifier, which only training from scratch for accuracy needs."""
+    """Without the auxiliary classifier, which only training for accuracy needs."""
     return nn.Sequential(
         unit(3, 32, 3, stride=2),
         unit(32, 32, 3),
@@ -196,9 +196,3 @@ MODELS: dict[str, Callable[[], nn.Sequential]] = {
     "alexnet": alexnet,
     "inceptionv3": inceptionv3,
 }
-
-
-def parameter_sizes(name: str) -> list[int]:
-    """Elements of each parameter tensor, without allocating any."""
-    with torch.device("meta"):
-        return [parameter.numel() for parameter in MODELS[name]().parameters()]

@@ -1,4 +1,4 @@
-"""One process per GPU: runs the trials of a launch one after the other; rank 0 prints their results."""
+"""Run the trials of a launch, one process per GPU. Rank 0 prints the results."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from bench.worker.protocol import (
     emit,
 )
 
-CHUNK = 2
-LARGEST_WARMUP = 8
-TARGET = 0.02
-# The run at twice the scale factor only confirms: so many steps, and more of short ones.
+CHUNK_STEPS = 2
+MAX_WARMUP_STEPS = 8
+TARGET_HALF_WIDTH = 0.02
+# The check at twice the scale factor is short: at least this many steps and seconds.
 CHECK_STEPS, CHECK_SECONDS = 3, 2.0
 
 
@@ -34,9 +34,9 @@ def run_steps(engine: Engine, device: Device, count: int) -> list[Step]:
 
 
 def slowest(engine: Engine, steps: list[Step], late: bool) -> tuple[list[float], bool]:
-    """Per step, the time of the slowest rank: a step is over when all are. And whether rank 0 is out of time."""
-    found = engine.gather(([step.total for step in steps], late))
-    return [max(times) for times in zip(*(times for times, _ in found), strict=True)], found[0][1]
+    """Time of the slowest rank per step (a step ends when all ranks end), and whether rank 0 is out of time."""
+    reports = engine.gather(([step.total for step in steps], late))
+    return [max(times) for times in zip(*(times for times, _ in reports), strict=True)], reports[0][1]
 
 
 def run_trial(engine: Engine, trial: TrialSpec, gradients: list[Gradient]) -> None:
@@ -46,35 +46,36 @@ def run_trial(engine: Engine, trial: TrialSpec, gradients: list[Gradient]) -> No
     source = feed.make(trial, engine)
     device = devices.make(trial, gradients, engine, source)
     started = time.perf_counter()
-    seen: list[float] = []
+    step_times: list[float] = []
     while True:
-        chunk = run_steps(engine, device, CHUNK)
+        chunk = run_steps(engine, device, CHUNK_STEPS)
         times, late = slowest(engine, chunk, time.perf_counter() - started > trial.seconds)
-        seen += times
+        step_times += times
         if engine.rank == 0:
-            emit(WarmUp(trial.id, seen[-1]))
-        if trial.check or late or step_statistics.settled(seen) or len(seen) >= LARGEST_WARMUP:
+            emit(WarmUp(trial.id, step_times[-1]))
+        if trial.check or late or step_statistics.settled(step_times) or len(step_times) >= MAX_WARMUP_STEPS:
             break
     device.check(engine)
-    warm = time.perf_counter()
-    mine: list[Step] = []
-    seen = []
+    warm_at = time.perf_counter()
+    steps: list[Step] = []
+    step_times = []
     engine.barrier()
-    nics, cpu = counters.sent_bytes(), counters.cpu_times()
+    sent_before, cpu_before = counters.sent_bytes(), counters.cpu_times()
     source.start()
-    count, seconds = (CHECK_STEPS, CHECK_SECONDS) if trial.check else (CHUNK, trial.seconds)
+    count, seconds = (CHECK_STEPS, CHECK_SECONDS) if trial.check else (CHUNK_STEPS, trial.seconds)
     while True:
         chunk = run_steps(engine, device, count)
-        mine += chunk
-        times, late = slowest(engine, chunk, time.perf_counter() - warm > seconds)
-        seen += times
+        steps += chunk
+        times, late = slowest(engine, chunk, time.perf_counter() - warm_at > seconds)
+        step_times += times
         if engine.rank == 0:
-            emit(Progress(trial.id, trial.images / statistics.median(seen)))
-        if late or (not trial.check and step_statistics.half_width(seen) <= TARGET):
+            emit(Progress(trial.id, trial.images / statistics.median(step_times)))
+        if late or (not trial.check and step_statistics.half_width(step_times) <= TARGET_HALF_WIDTH):
             break
-    sent = {name: (count - nics[name]) / len(mine) for name, count in counters.sent_bytes().items() if name in nics}
-    busy, total = (after - before for after, before in zip(counters.cpu_times(), cpu, strict=True))
-    report = RankReport(socket.gethostname(), engine.local_rank, mine, sent, source.report())
+    sent_after = counters.sent_bytes()
+    sent = {nic: (sent_after[nic] - before) / len(steps) for nic, before in sent_before.items() if nic in sent_after}
+    busy, total = (after - before for after, before in zip(counters.cpu_times(), cpu_before, strict=True))
+    report = RankReport(socket.gethostname(), engine.local_rank, steps, sent, source.report())
     reports = engine.gather(report)
     device.check(engine)
     source.close()
@@ -88,8 +89,8 @@ def run_trial(engine: Engine, trial: TrialSpec, gradients: list[Gradient]) -> No
                 ranks=reports,
                 losses=device.losses[:1] + device.losses[-1:],
                 cpu_percent=100 * busy / max(total, 1),
-                warmup_s=warm - started,
-                measure_s=time.perf_counter() - warm,
+                warmup_s=warm_at - started,
+                measure_s=time.perf_counter() - warm_at,
             )
         )
 

@@ -1,6 +1,6 @@
-"""Is data-parallel training right? N ranks with batch b must end with the weights of one rank with batch N x b.
+"""Verify data-parallel training: N ranks with batch b must end with the weights of one rank with batch N x b.
 
-Prints the largest difference, over all weights, to a single process that saw the whole batch, as JSON from rank 0.
+Rank 0 prints the largest difference, over all weights, from a single process that trained on the whole batch.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ BATCH = 4
 CLASSES = 10
 
 
-class Alone:
-    """The engine of one process: its own gradients are the sum."""
+class SingleProcess:
+    """The engine of a single process: its own gradients are the sum."""
 
     rank, size, local_rank = 0, 1, 0
 
@@ -29,7 +29,7 @@ class Alone:
 
 
 def network() -> nn.Sequential:
-    """No batch normalisation: its statistics depend on how a batch is shared out, and rightly so."""
+    """Without batch normalisation: its statistics depend, correctly, on how a batch is split."""
     torch.manual_seed(7)
     return nn.Sequential(
         nn.Conv2d(3, 8, 3, stride=2),
@@ -62,16 +62,16 @@ def main() -> None:
     mine = slice(engine.rank * BATCH, (engine.rank + 1) * BATCH)
     device = train(engine, images[mine], labels[mine])
     weights = [parameter.detach().tolist() for parameter in device.model.parameters()]
-    everybody = engine.gather(weights)
+    all_weights = engine.gather(weights)
     if engine.rank == 0:
-        single = train(Alone(), images, labels)
+        single = train(SingleProcess(), images, labels)
         difference = max(
             float((torch.tensor(ours) - theirs.detach()).abs().max())
             for ours, theirs in zip(weights, single.model.parameters(), strict=True)
         )
         result = {
             "ranks": engine.size,
-            "identical": all(other == weights for other in everybody),
+            "identical": all(other == weights for other in all_weights),
             "largest_difference": difference,
             "first_loss": device.losses[0],
             "last_loss": device.losses[-1],

@@ -24,24 +24,24 @@ def arguments(*words: str) -> argparse.Namespace:
     return parser.parse_args(words)
 
 
-def test_sizes_are_read_as_people_write_them():
+def test_sizes_have_suffixes_and_bad_ones_are_refused():
     assert [comm.size(text) for text in ("4K", "64m", "512")] == [4096, 64 << 20, 512]
     for text in ("", "four", "2", "-4K"):
         with pytest.raises(argparse.ArgumentTypeError):
             comm.size(text)
 
 
-def test_sizes_go_up_to_the_largest():
+def test_sizes_grow_fourfold_up_to_the_largest():
     assert measure.sizes(4096, 70_000) == [4096, 16384, 65536]
 
 
 @pytest.mark.parametrize(("name", "factor"), [("all_reduce", 1.5), ("broadcast", 1.0), ("all_gather", 0.75)])
-def test_bus_bandwidth_is_what_a_link_carries(name, factor):
+def test_bus_factor_is_that_of_nccl_tests(name, factor):
     assert measure.Case(name, 4096).bus_factor(4) == factor
 
 
 @pytest.mark.parametrize(
-    ("words", "named"),
+    ("words", "option"),
     [
         (("--fabric", "40g"), "--fabric"),
         (("--nodes", "1"), "--nodes"),
@@ -49,15 +49,15 @@ def test_bus_bandwidth_is_what_a_link_carries(name, factor):
         (("--from", "1G"), "--from"),
     ],
 )
-def test_bad_input_is_named_before_anything_runs(monkeypatch, words, named):
+def test_bad_option_is_named_before_anything_runs(monkeypatch, words, option):
     monkeypatch.setattr(comm, "read_output", lambda _: CLUSTER)
     with pytest.raises(UserError) as caught:
         comm.run(arguments(*words))
-    assert str(caught.value).startswith(named)
+    assert str(caught.value).startswith(option)
 
 
-def test_rows_are_in_the_modelled_clusters_units(monkeypatch):
-    """At s = 4, a quarter of the bytes in the time the whole would take at the full rate."""
+def test_rows_are_in_units_of_the_modelled_cluster(monkeypatch):
+    """At scale factor 4, a quarter of the bytes takes as long as all bytes at the full rate."""
     work = measure.Communication.__new__(measure.Communication)
     work.contract, work.fabric, work.scale, work.rate_mbit = CLUSTER, "1g", 4.0, 250.0
     work.names, work.slots = ["head", "w1"], 0

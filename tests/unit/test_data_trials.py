@@ -1,4 +1,4 @@
-"""Real data in a sweep: what a plan may say, what a trial records, what report and explain make of it."""
+"""Real data in a sweep: fields of the plan, record of the trial, report and explanation."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def write_plan(folder, **more):
     return str(path)
 
 
-def test_one_source_or_several(tmp_path):
+def test_plan_takes_one_data_source_or_several(tmp_path):
     assert schema.load(write_plan(tmp_path)).data == ["synthetic"]
     assert schema.load(write_plan(tmp_path, data=URL)).data == [URL]
     both = schema.load(write_plan(tmp_path, data=["synthetic", URL]))
@@ -48,23 +48,23 @@ def test_one_source_or_several(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("more", "said"),
+    ("more", "message"),
     [
         ({"data": "imagenet"}, "shards:http://head:8880/name"),
         ({"data": "shards:relative/folder"}, "shards:/folder/on/every/node"),
-        ({"data": ["synthetic", "synthetic"]}, "twice"),
+        ({"data": ["synthetic", "synthetic"]}, "duplicate"),
         ({"data_cores": 0}, "data_cores"),
     ],
 )
-def test_wrong_data_is_named(tmp_path, more, said):
-    with pytest.raises(UserError, match=said):
+def test_bad_data_gives_a_message_with_the_fix(tmp_path, more, message):
+    with pytest.raises(UserError, match=message):
         schema.load(write_plan(tmp_path, **more))
 
 
 def test_dali_needs_a_gpu(tmp_path):
-    wanted = schema.load(write_plan(tmp_path, data=URL, data_loader="dali"))
+    plan = schema.load(write_plan(tmp_path, data=URL, data_loader="dali"))
     with pytest.raises(UserError, match="dali needs device cuda"):
-        check.check(wanted, None, 2, 0)
+        check.check(plan, None, 2, 0)
 
 
 def test_reading_over_the_fabric_is_scaled_with_it(tmp_path):
@@ -82,8 +82,8 @@ def rank(node, wait, read):
     return RankReport(node, 0, steps, {"fabric0": 0.0}, given)
 
 
-def test_wait_for_images_is_its_own_part_of_a_step():
-    """The rank that waits longest holds up all; the parts still add up."""
+def test_data_wait_is_a_separate_part_of_a_step():
+    """The rank with the longest wait delays all ranks; the parts still add up."""
     ranks = [replace(rank("head", 0.0, 8e6), steps=[Step(0.6, 0.2, 0.5, 0.0)] * 8), rank("w1", 0.3, 8e6)]
     parts = record.breakdown(ranks)
     assert parts.data_wait == pytest.approx(300)
@@ -91,15 +91,15 @@ def test_wait_for_images_is_its_own_part_of_a_step():
     assert parts.compute + parts.data_wait + parts.exposed_comm + parts.straggler_wait == pytest.approx(600)
 
 
-def test_shards_that_the_head_sent_are_expected_on_the_wire():
+def test_shards_from_the_head_count_as_expected_traffic():
     ranks = [rank("head", 0.0, 99e6), rank("w1", 0.0, 8e6)]
-    # w1 read 8 MB in 8 steps; spread over two nodes that is half a MB per step. What the head read it had itself.
+    # w1 read 8 MB in 8 steps: 0.5 MB per node and step. The head reads locally.
     assert record.served_bytes(POINT, ranks) == pytest.approx(0.5e6)
     assert record.served_bytes(POINT.model_copy(update={"data": "shards:/disk"}), ranks) == 0
     assert record.served_bytes(POINT.model_copy(update={"data": "shards:http://elsewhere/x"}), ranks) == 0
 
 
-def test_trial_records_what_the_pipeline_could_do():
+def test_trial_records_the_capacity_of_the_input_pipeline():
     ranks = [rank("head", 0.0, 8e6), rank("w1", 0.3, 8e6)]
     found = record.pipeline(ranks)
     assert found.decode_busy == pytest.approx(0.9)
@@ -123,7 +123,7 @@ def with_input(busy):
     return change
 
 
-def test_busy_decoders_make_decode_the_weakest_link(tmp_path):
+def test_busy_decoders_make_decoding_the_limit(tmp_path):
     folder = copy("decode-cpu", tmp_path, with_input(0.97))
     (folder / "capacities.json").unlink()
     found = explain_run(load(folder))
@@ -133,14 +133,14 @@ def test_busy_decoders_make_decode_the_weakest_link(tmp_path):
     assert next(stage for stage in found["path"] if stage["stage"] == "decode")["source"] == "measured"
 
 
-def test_idle_decoders_that_wait_make_storage_the_limit(tmp_path):
+def test_idle_decoders_make_storage_the_limit(tmp_path):
     folder = copy("decode-cpu", tmp_path, with_input(0.2))
     (folder / "capacities.json").unlink()
     found = explain_run(load(folder))
     assert found["limit"] == "storage"
 
 
-def test_report_sets_real_data_against_synthetic(tmp_path):
+def test_report_compares_real_data_with_synthetic(tmp_path):
     folder = copy("decode-cpu", tmp_path, with_input(0.97))
     lines = (folder / "trials.jsonl").read_text().splitlines()
     for line in list(lines):

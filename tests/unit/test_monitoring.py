@@ -1,4 +1,4 @@
-"""What a sweep keeps of what the nodes did, and what the head is told to watch."""
+"""Metrics that a sweep saves, and targets that Prometheus on the head scrapes."""
 
 import json
 import subprocess
@@ -38,7 +38,7 @@ CONTRACT = contract.parse(
         "storage": {"backend": "none", "server": "head", "path": "/shared"},
     }
 )
-# As Prometheus answers: a matrix, values as text.
+# The format of Prometheus: a matrix with values as text.
 ANSWERS = {
     "cpu_busy_share": [
         {"metric": {"node": "head"}, "values": [[100.0, "0.5"], [105.0, "0.75"]]},
@@ -55,22 +55,22 @@ def run(tmp_path: Path) -> store.RunFolder:
 
 
 def answering(monkeypatch: pytest.MonkeyPatch, reply: object) -> list[dict]:
-    """Stand in for the head: note what it is asked, and reply."""
-    asked = []
+    """Stand-in for the head: record each request, and reply."""
+    requests = []
 
     def fake(argv: list[str], input: str, **_: object) -> subprocess.CompletedProcess:
-        asked.append({"argv": argv, **json.loads(input)})
+        requests.append({"argv": argv, **json.loads(input)})
         if isinstance(reply, Exception):
             raise reply
         return subprocess.CompletedProcess(argv, 0, json.dumps(reply), "")
 
     monkeypatch.setattr(subprocess, "run", fake)
-    return asked
+    return requests
 
 
-def test_series_of_the_run_are_kept_by_node(run, monkeypatch):
-    asked = answering(monkeypatch, {"start": 100.0, "end": 160.0, "step": 5, "answers": ANSWERS})
-    monitoring.keep(CONTRACT, run, 1000.0, 1060.0)
+def test_series_of_the_run_are_saved_by_node(run, monkeypatch):
+    requests = answering(monkeypatch, {"start": 100.0, "end": 160.0, "step": 5, "answers": ANSWERS})
+    monitoring.save(CONTRACT, run, 1000.0, 1060.0)
     kept = json.loads((run.folder / "monitoring.json").read_text())
     assert kept["schema_version"] == 1
     assert kept["spans"] == [
@@ -84,22 +84,22 @@ def test_series_of_the_run_are_kept_by_node(run, monkeypatch):
             },
         }
     ]
-    assert asked[0]["seconds"] == 60
-    assert f"ops@{CONTRACT.nodes['head'].management_address}" in asked[0]["argv"]
-    assert 'device="fab7"' in asked[0]["queries"]["fabric_sent_bytes_per_second"]
+    assert requests[0]["seconds"] == 60
+    assert f"ops@{CONTRACT.nodes['head'].management_address}" in requests[0]["argv"]
+    assert 'device="fab7"' in requests[0]["queries"]["fabric_sent_bytes_per_second"]
 
 
 def test_second_sweep_of_a_run_adds_a_span(run, monkeypatch):
     answering(monkeypatch, {"start": 100.0, "end": 160.0, "step": 5, "answers": ANSWERS})
-    monitoring.keep(CONTRACT, run, 0.0, 60.0)
-    monitoring.keep(CONTRACT, run, 100.0, 160.0)
+    monitoring.save(CONTRACT, run, 0.0, 60.0)
+    monitoring.save(CONTRACT, run, 100.0, 160.0)
     assert len(json.loads((run.folder / "monitoring.json").read_text())["spans"]) == 2
 
 
-def test_long_runs_are_kept_in_fewer_points():
+def test_long_runs_are_saved_with_a_limited_number_of_points():
     assert monitoring.request(CONTRACT, 60, 0)["step"] == 5
     day = monitoring.request(CONTRACT, 86400, 0)
-    assert 86400 / day["step"] <= monitoring.MOST_POINTS
+    assert 86400 / day["step"] <= monitoring.MAX_POINTS
 
 
 @pytest.mark.parametrize(
@@ -110,23 +110,23 @@ def test_long_runs_are_kept_in_fewer_points():
         OSError("no ssh"),
     ],
 )
-def test_head_that_does_not_answer_costs_one_line_and_not_the_run(run, monkeypatch, capsys, reply):
+def test_offline_head_prints_one_line_and_does_not_fail_the_run(run, monkeypatch, capsys, reply):
     answering(monkeypatch, reply)
-    monitoring.keep(CONTRACT, run, 0.0, 60.0)
-    said = capsys.readouterr().out
-    assert said.startswith("monitoring: nothing was kept: ")
-    assert len(said.strip().splitlines()) == 1
+    monitoring.save(CONTRACT, run, 0.0, 60.0)
+    printed = capsys.readouterr().out
+    assert printed.startswith("monitoring: no metrics saved: ")
+    assert len(printed.strip().splitlines()) == 1
     assert not (run.folder / "monitoring.json").exists()
 
 
 def scraped(cluster: list[str], gpu: list[str]) -> dict:
-    """job -> what Prometheus asks, in a cluster of these nodes."""
+    """job -> node -> targets of Prometheus, in a cluster of these nodes."""
     folder = ROOT / "roles/monitoring"
     values = yaml.safe_load((folder / "defaults/main.yml").read_text())
-    found = Environment(
+    template = Environment(
         loader=FileSystemLoader(folder / "templates"), undefined=StrictUndefined, trim_blocks=True, autoescape=True
     ).get_template("prometheus.yml.j2")
-    text = found.render(
+    text = template.render(
         **values,
         groups={"cluster": cluster, "gpu": gpu},
         hostvars={name: {"node_fabric_addresses": {"1g": f"10.9.1.{i}"}} for i, name in enumerate(cluster)},
@@ -136,11 +136,11 @@ def scraped(cluster: list[str], gpu: list[str]) -> dict:
     return {job["job_name"]: {row["labels"]["node"]: row["targets"] for row in job["static_configs"]} for job in jobs}
 
 
-def test_removed_node_is_no_longer_asked():
+def test_removed_node_is_no_longer_scraped():
     three = scraped(["head", "w1", "w2"], [])
     assert three == {"node": {"head": ["10.9.1.0:9100"], "w1": ["10.9.1.1:9100"], "w2": ["10.9.1.2:9100"]}}
     assert set(scraped(["head", "w1"], [])["node"]) == {"head", "w1"}
 
 
-def test_only_nodes_with_gpus_are_asked_for_gpu_figures():
+def test_only_nodes_with_gpus_are_scraped_for_gpu_metrics():
     assert scraped(["head", "w1"], ["w1"])["gpu"] == {"w1": ["10.9.1.1:9400"]}

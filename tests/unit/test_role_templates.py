@@ -1,4 +1,4 @@
-"""What roles write for hardware that is not here to try it on."""
+"""Templates of roles for hardware that the tests do not have."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from cluster.core.config import ROOT
 FABRIC = {"subnet": "10.0.1.0/24", "interface": "ib0", "rate_gbps": 100, "shaped": False}
 
 
-def parameters(transport: str, **given: object) -> dict[str, str]:
+def parameters(transport: str, **changes: object) -> dict[str, str]:
     path = ROOT / "roles/mpi/templates/openmpi-mca-params.conf.j2"
     variables = {
         **{"contract_fabrics": {"f": {**FABRIC, "transport": transport}}, "contract_active_fabric": "f"},
         **{"contract_provider": "baremetal", "mpi_ports_first": 20000, "mpi_ports_count": 10000, "mpi_hca": ""},
-        **{"tuning": {"mca": {}, "number": 0}, **given},
+        **{"tuning": {"mca": {}, "number": 0}, **changes},
     }
     text = jinja2.Environment(  # noqa: S701 (no HTML)
         trim_blocks=True, undefined=jinja2.StrictUndefined
@@ -36,6 +36,6 @@ def test_mpi_uses_libfabric_and_nothing_else_on_efa():
     assert (found["btl"], "btl_tcp_if_include" in found) == ("self,vader", False)
 
 
-def test_mpi_keeps_to_the_subnet_on_tcp():
+def test_mpi_uses_only_the_subnet_on_tcp():
     found = parameters("tcp")
     assert (found["pml"], found["btl"], found["btl_tcp_if_include"]) == ("ob1", "tcp,self,vader", "10.0.1.0/24")

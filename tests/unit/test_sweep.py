@@ -1,4 +1,4 @@
-"""Planning, launching, measuring and keeping trials, without a cluster."""
+"""Plans, launches, records and results of a sweep, without a cluster."""
 
 import errno
 import hashlib
@@ -33,9 +33,9 @@ CLUSTER = contract.parse(OUTPUT)
 def load(tmp_path, **changes):
     path = tmp_path / "plan.yml"
     path.write_text(yaml.safe_dump({"nodes": [1, 2], "batches": [32], "fabrics": ["1g"], **changes}))
-    wanted = schema.load(str(path))
-    check.check(wanted, CLUSTER, available=10, gpus=0)
-    return wanted
+    plan = schema.load(str(path))
+    check.check(plan, CLUSTER, available=10, gpus=0)
+    return plan
 
 
 def test_shipped_plans_are_valid_and_full_has_ninety_points():
@@ -49,7 +49,7 @@ def test_one_launch_serves_all_batches(tmp_path):
     assert [(one.nodes, len(one.points)) for one in launches] == [(1, 3), (2, 3)]
 
 
-def test_time_left_goes_by_what_each_trial_is_expected_to_cost(monkeypatch):
+def test_remaining_time_is_weighted_by_the_expected_time_of_each_trial(monkeypatch):
     clock = iter((0.0, 60.0))
     monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
     shown = progress.Progress({"there": 50, "short": 10, "long": 30}, {"there"}, Console(file=io.StringIO()))
@@ -57,21 +57,21 @@ def test_time_left_goes_by_what_each_trial_is_expected_to_cost(monkeypatch):
     assert "[  2/3] a point: done; 3.0 min left" in shown.screen.file.getvalue()
 
 
-def test_estimate_has_every_point_and_the_starts(tmp_path):
-    wanted = load(tmp_path, batches=[32, 64])
-    seconds = unfold.estimate(wanted, unfold.points(wanted, CLUSTER))
-    points = [point for one in unfold.points(wanted, CLUSTER) for point in one.points]
+def test_estimate_covers_every_point_and_the_launches(tmp_path):
+    plan = load(tmp_path, batches=[32, 64])
+    seconds = unfold.estimate(plan, unfold.points(plan, CLUSTER))
+    points = [point for one in unfold.points(plan, CLUSTER) for point in one.points]
     assert set(seconds) == {point.id for point in points}
-    assert all(seconds[point.id] > unfold.estimate_seconds(wanted, point) for point in points)
+    assert all(seconds[point.id] > unfold.estimate_seconds(plan, point) for point in points)
 
 
-def test_strong_scaling_shares_the_batch(tmp_path):
+def test_strong_scaling_divides_the_batch(tmp_path):
     launches = list(unfold.points(load(tmp_path, batches=[64], scaling="strong"), CLUSTER))
     assert [one.points[0].batch for one in launches] == [64, 32]
 
 
 @pytest.mark.parametrize(
-    ("changes", "named"),
+    ("changes", "field"),
     [
         ({"batches": [-1]}, "plan.batches"),
         ({"batches": []}, "plan.batches"),
@@ -92,10 +92,10 @@ def test_strong_scaling_shares_the_batch(tmp_path):
         ({"slowdown": 2, "data": "shards:/data"}, "plan.slowdown"),
     ],
 )
-def test_bad_plan_is_named_in_one_line(tmp_path, changes, named):
+def test_bad_plan_gives_one_line_that_names_the_field(tmp_path, changes, field):
     with pytest.raises(UserError) as caught:
         load(tmp_path, **changes)
-    assert named in str(caught.value)
+    assert field in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
@@ -111,7 +111,7 @@ JOB = launch.Launch(
 )
 
 
-def test_mpirun_carries_the_reference_flags():
+def test_mpirun_has_the_reference_flags():
     argv = launch.argv(JOB)
     text = " ".join(argv)
     assert text.startswith("mpirun -np 6 -H head:2,w1:2,w2:2 -bind-to none -map-by slot")
@@ -124,16 +124,16 @@ def test_mpirun_carries_the_reference_flags():
     ]
 
 
-def test_engine_horovod_is_what_the_fabric_is_tuned_to(tmp_path):
-    wanted = load(tmp_path)
-    assert {one.engine for one in unfold.points(wanted, CLUSTER)} == {"horovod-gloo"}
+def test_engine_horovod_follows_the_tuning_of_the_fabric(tmp_path):
+    plan = load(tmp_path)
+    assert {one.engine for one in unfold.points(plan, CLUSTER)} == {"horovod-gloo"}
     tuned = {"1g": tuning.Tuning(engine="horovod-mpi")}
-    assert {one.engine for one in unfold.points(wanted, CLUSTER, tuned)} == {"horovod-mpi"}
-    on_gpus = wanted.model_copy(update={"device": "cuda"})
+    assert {one.engine for one in unfold.points(plan, CLUSTER, tuned)} == {"horovod-mpi"}
+    on_gpus = plan.model_copy(update={"device": "cuda"})
     assert {one.engine for one in unfold.points(on_gpus, CLUSTER)} == {"horovod-mpi"}
 
 
-def test_untuned_launch_overrides_what_the_cluster_is_set_to():
+def test_untuned_launch_overrides_the_settings_of_the_cluster():
     assert "-mca coll_tuned_use_dynamic_rules 0" in " ".join(launch.argv(replace(JOB, settings=tuning.UNTUNED)))
     tuned = " ".join(launch.argv(JOB))
     assert "-mca coll_tuned_allreduce_algorithm 4" in tuned
@@ -153,13 +153,13 @@ def test_worker_runs_inside_the_training_container():
     assert "--device=nvidia.com/gpu=all --volume=/opt/bench-worker:/opt/bench-worker:ro --volume=/tmp:/tmp img@" in text
 
 
-def test_single_bits_go_from_all_to_all():
+def test_single_bits_are_sent_from_all_to_all():
     point = point_of(4).model_copy(update={"compression": "1bit"})
     plain = record.ring_bytes(point.model_copy(update={"compression": "none"}), 1)
     assert record.ring_bytes(point, 1) == pytest.approx(plain * 2 / 32, rel=0.01)
 
 
-def test_nccl_speaks_up_on_cuda():
+def test_nccl_logs_on_cuda_only():
     assert "NCCL_DEBUG=INFO" in " ".join(launch.argv(replace(JOB, cuda=True)))
     assert "NCCL_DEBUG" not in " ".join(launch.argv(JOB))
 
@@ -169,7 +169,7 @@ def test_horovodrun_uses_gloo_on_the_fabric():
     assert "horovodrun --gloo -np 6 -H head:2,w1:2,w2:2 --network-interfaces fabric0" in text
 
 
-def test_median_interval_covers_as_often_as_it_says():
+def test_median_interval_has_the_claimed_coverage():
     generator = random.Random(1)
     hits = 0
     for _ in range(2000):
@@ -178,12 +178,12 @@ def test_median_interval_covers_as_often_as_it_says():
     assert 0.94 <= hits / 2000 <= 0.985
 
 
-def test_few_values_give_no_certainty():
+def test_half_width_is_infinite_with_fewer_than_six_values():
     assert statistics.half_width([1.0] * 5) == float("inf")
     assert statistics.half_width([1.0] * 6) == 0
 
 
-def test_settles_only_when_the_steps_stop_changing():
+def test_steps_are_settled_only_when_they_stop_changing():
     assert not statistics.settled([5, 4, 3, 2, 1.5, 1.2])
     assert statistics.settled([5, 1, 1, 1.01, 1, 1.02, 1.01])
 
@@ -195,16 +195,18 @@ def test_scale_factor_grows_with_traffic_and_has_bounds():
     assert scale_model.factor(10, 100) == scale_model.LARGEST
 
 
-def launches(wanted):
+def launches(plan):
     """(fabric, nodes) -> the launch and its part of the spec."""
     folder, executor = store.RunFolder(Path("unused")), executors.SshExecutor(CLUSTER)
-    run = runner.Sweep(CLUSTER, wanted, folder, executor, {}, None, check=True)
+    run = runner.Sweep(CLUSTER, plan, folder, executor, {}, None, check=True)
     parts = run.build_spec(run.groups).launches
-    found = [run.launch(one, SpecFile("x", "y"), runner.spec.scaling_of(wanted, one, run.shaped)) for one in run.groups]
-    return {(one.fabric, one.nodes): (made, part) for one, made, part in zip(run.groups, found, parts, strict=True)}
+    jobs = [
+        run.launch(group, SpecFile("x", "y"), runner.spec.scaling_of(plan, group, run.shaped)) for group in run.groups
+    ]
+    return {(group.fabric, group.nodes): job for group, *job in zip(run.groups, jobs, parts, strict=True)}
 
 
-def test_many_nodes_on_a_fast_fabric_run_slower_and_send_as_much_at_a_time(tmp_path):
+def test_many_nodes_on_a_fast_fabric_run_slower_at_the_same_total_rate(tmp_path):
     ten = {"ten": {"rate_gbps": 10, "burst_ms": 3}}
     found = launches(load(tmp_path, nodes=[2, 8], fabrics=["1g", "ten"], links=ten))
     assert {key for key, (job, _) in found.items() if job.slowdown > 1} == {("ten", 8)}
@@ -217,7 +219,7 @@ def test_many_nodes_on_a_fast_fabric_run_slower_and_send_as_much_at_a_time(tmp_p
     assert job.environment["HOROVOD_CYCLE_TIME"] == f"{job.slowdown * job.settings.cycle_ms:g}"
 
 
-def test_native_fabric_carries_all_bytes_in_real_time(tmp_path, monkeypatch):
+def test_native_fabric_is_neither_scaled_nor_slowed(tmp_path, monkeypatch):
     native = {name: one.model_copy(update={"shaped": False}) for name, one in CLUSTER.fabrics.items()}
     monkeypatch.setattr(f"{__name__}.CLUSTER", CLUSTER.model_copy(update={"fabrics": native}))
     job, part = launches(load(tmp_path, nodes=[1, 8]))["1g", 8]
@@ -238,14 +240,14 @@ def test_mpi_on_a_very_fast_fabric_is_not_slowed():
     )
 
 
-def test_plan_may_say_how_much_slower(tmp_path):
+def test_plan_sets_the_slowdown(tmp_path):
     assert {job.slowdown for job, _ in launches(load(tmp_path, slowdown=4)).values()} == {4}
 
 
-def test_images_are_decoded_in_real_time(tmp_path):
+def test_trials_with_real_images_are_not_slowed(tmp_path):
     fast = {"fabrics": ["ten"], "links": {"ten": {"rate_gbps": 10}}}
-    wanted = load(tmp_path, nodes=[8], data=["synthetic", "shards:/data"], **fast)
-    assert {job.slowdown for job, _ in launches(wanted).values()} == {1}
+    plan = load(tmp_path, nodes=[8], data=["synthetic", "shards:/data"], **fast)
+    assert {job.slowdown for job, _ in launches(plan).values()} == {1}
 
 
 def rank(node, seconds, sent, compute=0.2):
@@ -264,13 +266,13 @@ def report(nodes, nic="fabric0", share=1.0):
     return point, TrialDone(point.id, 4, 1.0, False, ranks, [], 30.0, 1.0, 2.0)
 
 
-def made(point, main, check=None):
+def recorded(point, main, check=None):
     return record.trial(point, main, check, (164.0, "a table"), "fabric0", 1.0, "2026-01-01T00:00:00+00:00")
 
 
-def test_trial_adds_up():
+def test_parts_of_a_step_add_up_to_the_step_time():
     point, main = report(["head", "w1"])
-    trial = made(point, main)
+    trial = recorded(point, main)
     assert trial.status == "ok"
     assert trial.images_per_second.median == pytest.approx(64.0)
     parts = trial.breakdown_ms
@@ -279,50 +281,50 @@ def test_trial_adds_up():
 
 
 def test_traffic_over_the_wrong_interface_fails_the_trial():
-    trial = made(*report(["head", "w1"], nic="mgmt0"))
+    trial = recorded(*report(["head", "w1"], nic="mgmt0"))
     assert trial.status == "failed"
     assert "mgmt0" in trial.error
 
 
 @pytest.mark.parametrize("share", [0.8, 1.3])
 def test_unexpected_volume_fails_the_trial(share):
-    assert made(*report(["head", "w1"], share=share)).status == "failed"
+    assert recorded(*report(["head", "w1"], share=share)).status == "failed"
 
 
 @pytest.mark.parametrize(
     ("main_share", "check_share", "status"),
     [
-        # What comes on top of the gradients is the same at 2s, where these are half: negotiation.
+        # The extra bytes are the same at twice the scale factor: negotiation.
         (1.5, 1.0, "ok"),
-        # It shrinks with s like the gradients: they were sent one and a half times.
+        # The extra bytes shrink with the scale factor: gradients were sent one and a half times.
         (1.5, 0.75, "failed"),
-        # Most of the gradients did not come this way, whatever else did.
+        # Part of the gradients used another interface.
         (0.8, 0.7, "failed"),
     ],
 )
-def test_negotiation_is_told_from_gradients_by_the_run_at_2s(main_share, check_share, status):
+def test_run_at_twice_the_scale_factor_separates_negotiation_from_gradients(main_share, check_share, status):
     point, main = report(["head", "w1"], share=main_share)
     _, check = report(["head", "w1"], share=check_share)
-    trial = made(point, main, replace(check, scale=8))
+    trial = recorded(point, main, replace(check, scale=8))
     assert trial.status == status
 
 
 def test_slow_rank_is_named():
     point, main = report(["head", "w1", "w2", "w3"])
     main.ranks[2] = rank("w2", 1.0, main.ranks[2].sent, compute=0.5)
-    assert made(point, main).stragglers == ["w2/0"]
+    assert recorded(point, main).stragglers == ["w2/0"]
 
 
-def test_point_that_changes_at_2s_is_marked():
+def test_point_that_changes_at_twice_the_scale_factor_is_not_converged():
     point, main = report(["head", "w1"])
     slow = replace(main, scale=8, ranks=[rank(r.node, 1.2, r.sent) for r in main.ranks])
-    assert made(point, main, slow).emulation.converged is False
-    assert made(point, main, replace(main, scale=8)).emulation.converged is True
+    assert recorded(point, main, slow).emulation.converged is False
+    assert recorded(point, main, replace(main, scale=8)).emulation.converged is True
 
 
-def test_store_resumes_after_a_cut_off_line(tmp_path):
+def test_store_resumes_after_a_truncated_line(tmp_path):
     run = store.RunFolder(tmp_path)
-    trial = made(*report(["head", "w1"]))
+    trial = recorded(*report(["head", "w1"]))
     run.append(trial)
     with run.trials_file.open("a") as file:
         file.write(trial.model_dump_json()[:40])
@@ -333,14 +335,14 @@ def test_store_resumes_after_a_cut_off_line(tmp_path):
 def test_failed_trials_are_run_again(tmp_path):
     run = store.RunFolder(tmp_path)
     point = point_of()
-    run.append(record.failure(point, "node w1 does not answer", "w1", "now", None))
+    run.append(record.failure(point, "node w1 is offline", "w1", "now", None))
     assert run.done() == set()
     assert run.trials()[0].error_node == "w1"
 
 
-def test_full_disk_is_one_line_and_keeps_what_was_there(tmp_path, monkeypatch):
+def test_full_disk_gives_one_line_and_keeps_earlier_trials(tmp_path, monkeypatch):
     run = store.RunFolder(tmp_path)
-    trial = made(*report(["head", "w1"]))
+    trial = recorded(*report(["head", "w1"]))
     run.append(trial)
     before = run.trials_file.read_bytes()
 
@@ -353,12 +355,12 @@ def test_full_disk_is_one_line_and_keeps_what_was_there(tmp_path, monkeypatch):
     assert run.trials_file.read_bytes() == before
 
 
-def test_trial_survives_json():
-    trial = made(*report(["head", "w1"]))
+def test_trial_is_equal_after_a_round_trip_through_json():
+    trial = recorded(*report(["head", "w1"]))
     assert Trial.model_validate(json.loads(trial.model_dump_json())) == trial
 
 
-def test_full_disk_anywhere_is_one_line(monkeypatch, capsys):
+def test_full_disk_in_any_command_gives_one_line(monkeypatch, capsys):
     def full(_):
         raise OSError(errno.ENOSPC, "No space left on device", "logs/one.log")
 
@@ -372,7 +374,7 @@ def test_full_disk_anywhere_is_one_line(monkeypatch, capsys):
 TRIAL = TrialSpec("a1", "emulated", "tiny", 32, 224, 64, 20.0, input=InputSpec("/d", 2, "cores", 2, "drop", False))
 
 
-def test_spec_and_events_survive_the_way_to_the_worker_and_back(tmp_path, capsys):
+def test_spec_and_events_are_equal_after_a_round_trip_to_the_worker(tmp_path, capsys):
     spec = Spec([LaunchSpec("ddp", [TRIAL], rate_mbit=250.0)], {"tiny": [Gradient(10, 0.5), Gradient(3, 1.0)]})
     path = tmp_path / "spec.json"
     path.write_bytes(spec.encode())
@@ -385,26 +387,26 @@ def test_spec_and_events_survive_the_way_to_the_worker_and_back(tmp_path, capsys
     assert protocol.parse("import torch") is None
 
 
-def test_worker_refuses_a_spec_that_is_not_the_controllers(tmp_path):
+def test_worker_refuses_a_spec_with_the_wrong_checksum(tmp_path):
     path = tmp_path / "spec.json"
     path.write_bytes(Spec([]).encode() + b" ")
-    with pytest.raises(SystemExit, match="not the spec"):
+    with pytest.raises(SystemExit, match="wrong checksum"):
         protocol.read_spec(str(path), hashlib.sha256(Spec([]).encode()).hexdigest())
 
 
-def test_gradients_of_a_model_travel_once_whatever_the_number_of_trials(tmp_path):
+def test_spec_lists_the_gradients_of_a_model_once_for_any_number_of_trials(tmp_path):
     folder, executor = store.RunFolder(tmp_path), executors.SshExecutor(CLUSTER)
 
     def size(**changes):
-        wanted = load(tmp_path, **changes)
-        run = runner.Sweep(CLUSTER, wanted, folder, executor, {}, None, check=True)
+        plan = load(tmp_path, **changes)
+        run = runner.Sweep(CLUSTER, plan, folder, executor, {}, None, check=True)
         return len(run.build_spec(run.groups).encode())
 
     few, many = size(), size(repeats=5, batches=[32, 64, 96])
     assert many - few < 15 * 2 * 2 * 600
 
 
-def test_nodes_get_worker_and_spec_as_one_archive(monkeypatch):
+def test_nodes_receive_worker_and_spec_as_one_archive(monkeypatch):
     sent = {}
 
     def run_on_all(contract, names, command, content=None, timeout=60):

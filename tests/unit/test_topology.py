@@ -1,4 +1,4 @@
-"""What lies between a process and the fabric, read from a made-up /sys."""
+"""The topology of a node, read from a simulated /sys."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from bench.worker import topology
 
 @pytest.fixture
 def machine(tmp_path, monkeypatch):
-    """Two memories; a card on the second, a GPU on the first."""
+    """Two NUMA nodes: a GPU on the first, a network card on the second."""
     for number in (0, 1):
         (tmp_path / f"devices/system/node/node{number}").mkdir(parents=True)
     driver = tmp_path / "bus/pci/drivers/mlx5_core"
@@ -34,7 +34,7 @@ def machine(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_card_and_gpu_are_found_with_their_memories(machine, monkeypatch, capsys):
+def test_card_and_gpu_are_found_with_their_numa_nodes(machine, monkeypatch, capsys):
     monkeypatch.setattr(topology.sys, "argv", ["topology", "eth1"])
     topology.main()
     found = json.loads(capsys.readouterr().out)
@@ -44,22 +44,22 @@ def test_card_and_gpu_are_found_with_their_memories(machine, monkeypatch, capsys
         **{"speed_mbit": 100000, "numa": 1},
     }
     assert found["gpus"] == [{"bus": "0000:3b:00.0", "name": "Tesla P100-PCIE-16GB", "numa": 0}]
-    (line,) = comm.far_apart([found])
+    (line,) = comm.numa_warnings([found])
     assert "0000:3b:00.0" in line
     assert "eth1" in line
 
 
-def test_hwloc_is_asked_where_the_kernel_does_not_know(machine, monkeypatch):
+def test_hwloc_is_the_fallback_if_the_kernel_knows_no_numa_node(machine, monkeypatch):
     (machine / "class/net/eth1/device/numa_node").write_text("-1\n")
     monkeypatch.setattr(topology, "output", lambda *argv: "1" if argv[-1] == "os=eth1" else "")
     assert topology.card("eth1")["numa"] == 1
 
 
-def test_virtual_card_says_what_it_is(machine, monkeypatch):
+def test_virtual_card_has_its_link_kind_as_driver(machine, monkeypatch):
     (machine / "class/net/fabric0").mkdir()
     monkeypatch.setattr(
         topology, "output", lambda *argv: json.dumps([{"linkinfo": {"info_kind": "veth"}}]) if argv[0] == "ip" else ""
     )
     found = topology.card("fabric0")
     assert (found["driver"], found["numa"], found["speed_mbit"]) == ("veth", None, None)
-    assert comm.far_apart([{"node": "w1", "card": found, "gpus": [{"bus": "x", "name": "y", "numa": 0}]}]) == []
+    assert comm.numa_warnings([{"node": "w1", "card": found, "gpus": [{"bus": "x", "name": "y", "numa": 0}]}]) == []

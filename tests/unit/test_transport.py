@@ -1,4 +1,4 @@
-"""Which way bytes went: the kernel's counters, RDMA's counters, and what NCCL says."""
+"""The interface that sent the bytes: counters of the kernel and of RDMA, and the log of NCCL."""
 
 from pathlib import Path
 
@@ -30,37 +30,37 @@ def classes(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_without_rdma_interfaces_count_for_themselves(classes):
+def test_without_rdma_each_interface_has_its_own_count(classes):
     assert counters.sent_bytes(classes) == {"eth0": 100, "ib0": 40, "ib1": 50}
 
 
-def test_infiniband_port_counts_for_its_interface(classes):
+def test_infiniband_port_replaces_the_count_of_its_interface(classes):
     card(classes, "mlx5_0", "InfiniBand", 1000, {"ib0": 0})
     assert counters.sent_bytes(classes) == {"eth0": 100, "ib0": 4000, "ib1": 50}
 
 
-def test_rdma_over_ethernet_comes_on_top_of_the_interface(classes):
+def test_rdma_over_ethernet_is_added_to_the_count_of_the_interface(classes):
     card(classes, "mlx5_0", "Ethernet", 1000, {"eth0": 3})
     assert counters.sent_bytes(classes)["eth0"] == 4100
 
 
-def test_ports_of_one_card_keep_apart(classes):
+def test_ports_of_one_card_are_counted_separately(classes):
     for port, words in ((1, 10), (2, 20)):
         card(classes, "mlx4_0", "InfiniBand", words, {"ib0": 0, "ib1": 1}, port)
     assert counters.sent_bytes(classes) == {"eth0": 100, "ib0": 40, "ib1": 80}
 
 
-def test_port_without_interface_counts_under_its_own_name(classes):
+def test_port_without_interface_is_counted_under_its_own_name(classes):
     card(classes, "mlx5_9", "InfiniBand", 7, {})
     assert counters.sent_bytes(classes)["mlx5_9/1"] == 28
 
 
-def test_device_without_the_counter_is_passed_over(classes):
+def test_device_without_the_counter_is_ignored(classes):
     put(classes / "infiniband/efa_0/ports/1/hw_counters/tx_bytes", 7)
     assert counters.sent_bytes(classes) == {"eth0": 100, "ib0": 40, "ib1": 50}
 
 
-def heard(transport: str, interface: str, *lines: str) -> nccl_log.Log:
+def parsed(transport: str, interface: str, *lines: str) -> nccl_log.Log:
     log = nccl_log.Log(transport, interface)
     for line in lines:
         log.read(line + "\n")
@@ -78,27 +78,27 @@ SOCKET = [
 ]
 
 
-def test_nccl_over_infiniband_is_as_it_should_be():
-    log = heard("verbs", "ib0", *IB)
+def test_nccl_over_infiniband_is_no_problem():
+    log = parsed("verbs", "ib0", *IB)
     assert log.networks == ["IB"]
     assert log.problem() is None
 
 
-def test_nccl_that_falls_back_to_sockets_is_named():
-    log = heard("verbs", "ib0", IB[2], *SOCKET)
+def test_nccl_fallback_to_sockets_is_reported_with_the_host():
+    log = parsed("verbs", "ib0", IB[2], *SOCKET)
     assert log.networks == ["IB", "Socket"]
     assert "on head" in log.problem()
 
 
-def test_nccl_on_another_interface_is_named():
-    assert "eth0, eth1 on head and not over fabric0" in heard("tcp", "fabric0", *SOCKET).problem()
-    assert heard("tcp", "eth1", *SOCKET).problem() is None
+def test_nccl_on_another_interface_is_reported():
+    assert "eth0, eth1 on head, not over fabric0" in parsed("tcp", "fabric0", *SOCKET).problem()
+    assert parsed("tcp", "eth1", *SOCKET).problem() is None
 
 
 @pytest.mark.parametrize(("lines", "status"), [(IB, "ok"), (SOCKET, "failed")])
-def test_trial_fails_on_what_nccl_says(lines, status):
+def test_trial_fails_if_nccl_uses_another_network(lines, status):
     _, main = report(["head", "w1"])
     point = point_of().model_copy(update={"device": "cuda"})
-    trial = record.trial(point, main, None, None, "fabric0", 1.0, "now", None, heard("verbs", "fabric0", *lines))
+    trial = record.trial(point, main, None, None, "fabric0", 1.0, "now", None, parsed("verbs", "fabric0", *lines))
     assert trial.status == status
     assert trial.traffic.nccl == (["IB"] if status == "ok" else ["Socket"])

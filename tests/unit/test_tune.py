@@ -1,4 +1,4 @@
-"""Tuning without a cluster: the search against a made-up machine, what is kept and what is not."""
+"""Tuning without a cluster: the search on a simulated machine, and the file of settings."""
 
 from __future__ import annotations
 
@@ -33,42 +33,42 @@ def find(measure, incumbent=UNTUNED, budget=1e9):
 
 def test_fastest_candidate_wins_and_is_significantly_better():
     measure, _ = machine(0.02)
-    winner, now, defaults, _ = find(measure)
-    assert (winner.settings.engine, winner.settings.cycle_ms) == ("horovod-gloo", 10.0)
-    assert now is defaults
-    assert tune.better(winner, now)
+    result = find(measure)
+    assert (result.winner.settings.engine, result.winner.settings.cycle_ms) == ("horovod-gloo", 10.0)
+    assert result.current is result.defaults
+    assert result.improved
 
 
-def test_noise_alone_is_not_kept():
+def test_noise_alone_is_no_improvement():
     generator = random.Random(5)
     kept = 0
     for _ in range(20):
-        winner, now, _, _ = find(lambda settings, seconds: [generator.gauss(1, 0.05) for _ in range(int(3 * seconds))])
-        kept += winner is not now and tune.better(winner, now)
+        result = find(lambda settings, seconds: [generator.gauss(1, 0.05) for _ in range(int(3 * seconds))])
+        kept += result.improved
     assert kept <= 2
 
 
-def test_losers_are_measured_less():
+def test_slow_candidates_are_measured_for_less_time():
     measure, calls = machine(0.01)
-    winner, _, _, seen = find(measure)
-    spent = {one.settings.model_dump_json(): 0.0 for one in seen}
+    result = find(measure)
+    spent = {candidate.settings.model_dump_json(): 0.0 for candidate in result.candidates}
     for settings, seconds in calls:
         spent[settings.model_dump_json()] += seconds
-    assert spent[winner.settings.model_dump_json()] == 7 * tune.FIRST_SECONDS
+    assert spent[result.winner.settings.model_dump_json()] == 7 * tune.FIRST_SECONDS
     assert sorted(spent.values())[len(spent) // 2] == tune.FIRST_SECONDS
 
 
-def test_spent_budget_still_compares_with_what_is_in_force():
+def test_current_settings_and_defaults_are_measured_without_budget():
     measure, calls = machine(0.01)
-    winner, now, defaults, seen = find(measure, incumbent=Tuning(), budget=0)
+    result = find(measure, incumbent=Tuning(), budget=0)
     assert {settings.engine for settings, _ in calls} == {"horovod-gloo", "horovod-mpi"}
-    assert now.steps
-    assert defaults.steps
-    assert winner is now
-    assert any("not reached" in tune.describe(one) for one in seen)
+    assert result.current.steps
+    assert result.defaults.steps
+    assert result.winner is result.current
+    assert any("not measured" in tune.describe(candidate) for candidate in result.candidates)
 
 
-def test_candidate_that_fails_is_left_out():
+def test_failed_candidate_cannot_win():
     good, _ = machine(0.01)
 
     def measure(settings, seconds):
@@ -76,18 +76,17 @@ def test_candidate_that_fails_is_left_out():
             raise InfraError("no route")
         return good(settings, seconds)
 
-    winner, _, _, seen = find(measure)
-    assert winner.settings.engine == "horovod-mpi"
-    assert any("no route" in tune.describe(one) for one in seen)
+    result = find(measure)
+    assert result.winner.settings.engine == "horovod-mpi"
+    assert any("no route" in tune.describe(candidate) for candidate in result.candidates)
 
 
-def test_explanation_names_the_engine_first():
+def test_engine_has_the_largest_effect():
     measure, _ = machine(0.01)
-    *_, seen = find(measure)
-    assert tune.what_mattered(seen)[0]["setting"] == "engine"
+    assert tune.setting_effects(find(measure).candidates)[0]["setting"] == "engine"
 
 
-def test_winner_is_added_to_what_other_fabrics_have(tmp_path, monkeypatch):
+def test_settings_of_one_fabric_keep_those_of_others(tmp_path, monkeypatch):
     path = tmp_path / "tuning.yml"
     monkeypatch.setattr(tuning, "file", lambda env: path)
     tune.write(path, "1g", Tuning(cycle_ms=10))
@@ -98,7 +97,7 @@ def test_winner_is_added_to_what_other_fabrics_have(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("text", ["tuning: {1g: {cycle_ms: -1}}", "[1, 2]", "tuning: {1g: {colour: red}}"])
-def test_wrong_tuning_file_is_one_line(tmp_path, monkeypatch, text):
+def test_bad_tuning_file_gives_one_line(tmp_path, monkeypatch, text):
     path = tmp_path / "tuning.yml"
     path.write_text(text)
     monkeypatch.setattr(tuning, "file", lambda env: path)

@@ -1,4 +1,4 @@
-"""What the validation says of a share, with mpirun played by a script that runs each rank here."""
+"""Validation of the share, with a stand-in for mpirun that runs each rank on this machine."""
 
 import importlib.util
 import json
@@ -9,7 +9,7 @@ import pytest
 
 from cluster.core.config import ROOT
 
-# Rank 1 has the share elsewhere when BLIND is set: it looks for the file in a folder that nobody writes to.
+# With BLIND set, rank 1 does not see the share: it reads another folder, which is empty.
 MPIRUN = """#!/bin/sh
 shift 4
 for OMPI_COMM_WORLD_RANK in 0 1; do
@@ -59,7 +59,7 @@ def share(tmp_path: Path) -> Path:
     return tmp_path / "share"
 
 
-def test_share_that_every_node_reads(validate, share):
+def test_share_passes_if_every_node_reads_it(validate, share):
     result, problem = validate(share)
     assert (result["ok"], problem) == (True, "")
     assert result["share"] == {"path": str(share), "read_on": ["head", "w1"]}
@@ -75,14 +75,14 @@ def test_node_that_does_not_see_the_share_is_named(validate, share, monkeypatch)
     assert list((share / "results").iterdir()) == []
 
 
-def test_share_that_is_not_there_is_named(validate, tmp_path):
+def test_missing_share_is_named(validate, tmp_path):
     result, problem = validate(tmp_path / "none")
     assert result["share"]["read_on"] == []
     assert "share: " in problem
     assert "No such file or directory" in problem
 
 
-def test_cluster_without_a_share(validate):
+def test_cluster_without_a_share_passes(validate):
     result, _ = validate(None)
     assert result["ok"]
     assert result["share"] is None
