@@ -1,13 +1,14 @@
-"""How near collectives come to the wire, tuned and not, on the local environment's own nodes: `make perf-comm`.
+"""Compare collectives with the bandwidth of the link, tuned and untuned, on local nodes: `make perf-comm`.
 
-Run on a quiet machine. Uses an environment of its own and removes it. Every figure stands beside the one it is held
-against, from the same nodes and the same minutes. Exit code 1 when a goal is missed.
+Run on an idle machine. Creates an environment of its own and removes it. Figures that are compared come from the same
+nodes and the same minutes. Exit code 1 if a goal is missed.
 """
 
 from __future__ import annotations
 
 import argparse
 import shutil
+import statistics
 import subprocess
 import sys
 from collections.abc import Callable
@@ -28,7 +29,7 @@ from bench.catalogue import models  # noqa: E402
 from bench.comm.measure import Case, Communication  # noqa: E402
 from bench.plan.schema import Plan  # noqa: E402
 from bench.tune.command import Steps  # noqa: E402
-from bench.worker import step_statistics as statistics  # noqa: E402
+from bench.worker import step_statistics  # noqa: E402
 from cluster import tuning  # noqa: E402
 from cluster.core.contract import Contract  # noqa: E402
 from cluster.core.state import State  # noqa: E402
@@ -37,11 +38,11 @@ from cluster.tuning import UNTUNED, Tuning  # noqa: E402
 
 ENV = "perfcomm"
 FABRICS = ("1g", "10g")
-# Nodes -> how many times the defaults' bus bandwidth is asked for.
+# Nodes -> goal for the tuned bus bandwidth, as a multiple of the defaults'.
 NODES = {2: 1.15, 4: 1.6, 8: 1.9}
-OF_THE_WIRE = 0.93
-# Where that would take more than this share of the wire, this share is the goal: nobody sends more than the wire takes.
-MOST_OF_THE_WIRE = 0.95
+MIN_LINK_SHARE = 0.93
+# The goal is this share of the link if the multiple above would exceed it.
+MAX_LINK_SHARE = 0.95
 STEP_GAIN, STEP_BEHIND = 1.3, 0.03
 SMALL, SMALL_SLOWER = (4 << 10, 16 << 10, 64 << 10), 0.05
 REPEATS, SMALL_REPEATS = 2, 6
@@ -53,44 +54,43 @@ console = Console(highlight=False, soft_wrap=True)
 class Goals:
     missed: list[str] = field(default_factory=list)
 
-    def met(self, ok: bool, what: str) -> str:
+    def met(self, ok: bool, goal: str) -> str:
         if not ok:
-            self.missed.append(what)
+            self.missed.append(goal)
         return "yes" if ok else "NO"
 
 
 def median(values: list[float]) -> str:
-    low, high = statistics.median_interval(values)
+    low, high = step_statistics.median_interval(values)
     return f"{statistics.median(values):.3f} ({low:.3f}-{high:.3f})"
 
 
-def in_turn(ways: dict[str, Callable[[], list[float]]]) -> dict[str, list[float]]:
-    """Measured in turn, so that what else the machine does falls on all of them."""
-    found: dict[str, list[float]] = {name: [] for name in ways}
+def in_turn(variants: dict[str, Callable[[], list[float]]]) -> dict[str, list[float]]:
+    """Measure the variants in turn, so that other load on the machine affects all of them."""
+    values: dict[str, list[float]] = {name: [] for name in variants}
     for _ in range(REPEATS):
-        for name, measure in ways.items():
-            found[name] += measure()
-    return found
+        for name, measure in variants.items():
+            values[name] += measure()
+    return values
 
 
 def bandwidths(work: Communication, settings: Tuning, case: Case) -> list[float]:
-    found = work.times(settings.engine, settings, [case], SECONDS)[case.id]
-    return [work.bandwidth(settings.engine, case, found["count"], seconds) for seconds in found["times"]]
+    timed = work.times(settings.engine, settings, [case], SECONDS)[case.id]
+    return [work.bandwidth(settings.engine, case, timed.count, seconds) for seconds in timed.times]
 
 
 def large(contract: Contract, goals: Goals) -> None:
     case = Case("all_reduce", models.get("resnet50").gradient_bytes)
     table = Table(title="EMULATED all-reduce of ResNet-50's gradients, bus bandwidth in Gbit/s", title_justify="left")
-    for column in ("fabric", "nodes", "iperf3", "tuned", "of it", "93%", "defaults", "ratio", "goal", "most", "met"):
+    for column in ("fabric", "nodes", "iperf3", "tuned", "share", "93%", "defaults", "ratio", "goal", "max", "met"):
         table.add_column(column)
     for fabric in FABRICS:
         chosen = tuning.choose({}, fabric, contract.fabrics[fabric])
-        for nodes, wanted in NODES.items():
+        for nodes, multiple in NODES.items():
             work = Communication(contract, fabric, nodes)
             try:
-                wire = min(row["gbps"] for row in work.links())
-
-                found = in_turn(
+                link = min(row["gbps"] for row in work.links())
+                measured = in_turn(
                     {
                         "tuned": partial(bandwidths, work, chosen, case),
                         "defaults": partial(bandwidths, work, UNTUNED, case),
@@ -98,24 +98,24 @@ def large(contract: Contract, goals: Goals) -> None:
                 )
             finally:
                 work.close()
-            tuned, defaults = (statistics.median(found[name]) for name in ("tuned", "defaults"))
-            near = goals.met(tuned >= OF_THE_WIRE * wire, f"{fabric}, {nodes} nodes: {tuned / wire:.1%} of the wire")
-            within = wanted * defaults <= MOST_OF_THE_WIRE * wire
+            tuned, defaults = (statistics.median(measured[name]) for name in ("tuned", "defaults"))
+            near = goals.met(tuned >= MIN_LINK_SHARE * link, f"{fabric}, {nodes} nodes: {tuned / link:.1%} of the link")
+            within = multiple * defaults <= MAX_LINK_SHARE * link
             gain = goals.met(
-                tuned >= (wanted * defaults if within else MOST_OF_THE_WIRE * wire),
+                tuned >= (multiple * defaults if within else MAX_LINK_SHARE * link),
                 f"{fabric}, {nodes} nodes: {tuned / defaults:.2f} x the defaults",
             )
-            goal = f"{wanted:g}" if within else f"{MOST_OF_THE_WIRE:.0%} of iperf3"
+            goal = f"{multiple:g}" if within else f"{MAX_LINK_SHARE:.0%} of iperf3"
             table.add_row(
-                *(fabric, str(nodes), f"{wire:.3f}", median(found["tuned"]), f"{tuned / wire:.1%}", near),
-                *(median(found["defaults"]), f"{tuned / defaults:.2f}", goal, f"{wire / defaults:.2f}", gain),
+                *(fabric, str(nodes), f"{link:.3f}", median(measured["tuned"]), f"{tuned / link:.1%}", near),
+                *(median(measured["defaults"]), f"{tuned / defaults:.2f}", goal, f"{link / defaults:.2f}", gain),
             )
-            console.print(f"{fabric}, {nodes} nodes: {tuned / wire:.1%} of the wire, {tuned / defaults:.2f} x defaults")
+            console.print(f"{fabric}, {nodes} nodes: {tuned / link:.1%} of the link, {tuned / defaults:.2f} x defaults")
     console.print(table)
 
 
 def small(contract: Contract, goals: Goals) -> None:
-    """Real bytes at the real rate: latency does not shrink with s."""
+    """All bytes at the real rate: latency does not shrink with the scale factor."""
     table = Table(title="small all-reduces on 4 nodes, not scaled, time in ms", title_justify="left")
     for column in ("fabric", "bytes", "tuned", "defaults", "tuned / defaults", "met"):
         table.add_column(column)
@@ -127,8 +127,8 @@ def small(contract: Contract, goals: Goals) -> None:
         try:
             for _ in range(SMALL_REPEATS):
                 for name, settings in (("tuned", chosen), ("defaults", UNTUNED)):
-                    for case, seen in work.times("horovod", settings, cases, 0.5).items():
-                        times[name].setdefault(case, []).extend(1e3 * one for one in seen["times"])
+                    for case, timed in work.times("horovod", settings, cases, 0.5).items():
+                        times[name].setdefault(case, []).extend(1e3 * seconds for seconds in timed.times)
         finally:
             work.close()
         for case in cases:
@@ -142,17 +142,17 @@ def small(contract: Contract, goals: Goals) -> None:
 
 
 def step(contract: Contract, goals: Goals) -> None:
-    wanted = Plan(nodes=[4], batches=[64], fabrics=["1g"], models=["resnet50"], device="emulated:p100")
+    plan = Plan(nodes=[4], batches=[64], fabrics=["1g"], models=["resnet50"], device="emulated:p100")
     chosen = tuning.choose({}, "1g", contract.fabrics["1g"])
-    measure = Steps(contract, wanted)
-    ways = {
+    measure = Steps(contract, plan)
+    variants = {
         "tuned": chosen,
         "defaults": UNTUNED,
         "horovod-mpi, tuned": chosen.model_copy(update={"engine": "horovod-mpi"}),
     }
     try:
-        found = in_turn(
-            {name: partial(measure, settings, 3 * SECONDS) for name, settings in ways.items()}
+        measured = in_turn(
+            {name: partial(measure, settings, 3 * SECONDS) for name, settings in variants.items()}
             | {"ddp": partial(measure, chosen, 3 * SECONDS, engine="ddp")}
         )
     finally:
@@ -160,7 +160,7 @@ def step(contract: Contract, goals: Goals) -> None:
     table = Table(title="EMULATED step, ResNet-50, P100, batch 64, 4 nodes, 1g", title_justify="left")
     for column in ("", "images/s", "against defaults"):
         table.add_column(column)
-    rates = {name: [4 * 64 / seconds for seconds in steps] for name, steps in found.items()}
+    rates = {name: [4 * 64 / seconds for seconds in steps] for name, steps in measured.items()}
     middle = {name: statistics.median(values) for name, values in rates.items()}
     for name, values in rates.items():
         table.add_row(name, median(values), f"{middle[name] / middle['defaults']:.2f}")
@@ -179,7 +179,7 @@ def main() -> int:
     args = parser.parse_args()
     chosen = args.parts or list(PARTS)
     if unknown := [name for name in chosen if name not in PARTS]:
-        parser.error(f"{unknown[0]}: no such part; choose of {', '.join(PARTS)}")
+        parser.error(f"{unknown[0]}: unknown part; choose from {', '.join(PARTS)}")
     shutil.rmtree(ROOT / "inventories" / ENV, ignore_errors=True)
     make_env(ENV, 84, max(NODES))
     cluster = [BIN / "cluster", "--env", ENV]
@@ -193,7 +193,7 @@ def main() -> int:
         subprocess.run([*cluster, "destroy"], check=True, stdout=subprocess.DEVNULL)
         shutil.rmtree(ROOT / "inventories" / ENV, ignore_errors=True)
         shutil.rmtree(ROOT / "results" / ENV, ignore_errors=True)
-    console.print("every goal is met" if not goals.missed else "missed: " + "; ".join(goals.missed), markup=False)
+    console.print("all goals are met" if not goals.missed else "missed: " + "; ".join(goals.missed), markup=False)
     return 1 if goals.missed else 0
 
 

@@ -1,6 +1,6 @@
-"""How long a deploy takes from a cached image, for 4 and 10 nodes, and a second deploy that changes nothing.
+"""Time a deploy of 4 and of 10 nodes from a cached image, and a second deploy that changes nothing.
 
-Run on a quiet machine: `make perf-deploy`. Uses an environment of its own and removes it.
+Run on an idle machine: `make perf-deploy`. Creates an environment of its own and removes it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def main() -> None:
     shutil.rmtree(ROOT / "inventories" / ENV, ignore_errors=True)
     make_env(ENV, 83, 1)
     try:
-        # Makes the image where it is missing: not what is measured.
+        # Builds the image if it is missing, which is not part of the measurement.
         timed("deploy")
         timed("destroy")
         seconds = {}

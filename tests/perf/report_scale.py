@@ -1,4 +1,4 @@
-"""How long a report of 10,000 trials takes and how large it is: `python tests/perf/report_scale.py [TRIALS]`."""
+"""Time and size of a report of 10,000 trials: `python tests/perf/report_scale.py [TRIALS]`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bench.cli import main
 from bench.results.trial import Breakdown, Emulation, Interval, Point, Trial
 
 SHAPES = {
-    # name: (models, engines, batches, nodes): many curves, or few very long ones
+    # name: (models, engines, batches, nodes)
     "many curves": (["resnet50", "resnet101", "vgg16"], ["horovod-mpi", "ps"], [32, 64, 96], list(range(1, 200))),
     "long curves": (["resnet50"], ["horovod-mpi"], [32, 64, 96], list(range(1, 1200))),
     "one point each": ([f"model{number}" for number in range(10_000)], ["horovod-mpi"], [64], [4]),
@@ -74,5 +74,5 @@ def measure(shape: str, count: int) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    wanted = int(sys.argv[1]) if len(sys.argv) > 1 else 10_000
-    print(json.dumps({shape: measure(shape, wanted) for shape in SHAPES}, indent=1))
+    count = int(sys.argv[1]) if len(sys.argv) > 1 else 10_000
+    print(json.dumps({shape: measure(shape, count) for shape in SHAPES}, indent=1))
