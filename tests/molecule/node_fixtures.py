@@ -1,4 +1,4 @@
-"""pytest fixtures of every scenario's tests (loaded as a plugin, see base.yml)."""
+"""pytest fixtures for the tests of every scenario (loaded as a plugin, see base.yml)."""
 
 from __future__ import annotations
 
@@ -48,10 +48,16 @@ class Nodes:
     def apply(
         self, half: str, check: bool = False, without: str = "", **variables: object
     ) -> subprocess.CompletedProcess[str]:
-        """Apply tasks/<half>.yml of the role once more, or see what that would do; `without` a node that has left."""
+        """Apply tasks/<half>.yml of the role again, or check with a diff what it would do; `without` a removed node."""
         base = Path(__file__).resolve().parent
         argv = [
-            *("ansible-playbook", "-i", base / "nodes.py", base / "converge.yml", *(["--check"] if check else [])),
+            *(
+                "ansible-playbook",
+                "-i",
+                base / "nodes.py",
+                base / "converge.yml",
+                *(["--check", "--diff"] if check else []),
+            ),
             *("-e", json.dumps({"half": half, **variables})),
         ]
         env = self.scenario.state.environment() | {
@@ -63,7 +69,7 @@ class Nodes:
 
     @contextmanager
     def stranger(self, name: str, to: str) -> Iterator[None]:
-        """Meanwhile new connections from one node to another come from an address of the fabric that no node has."""
+        """Connect from one node to another with a fabric address that belongs to no node."""
         source = f"{self.address(name).rpartition('.')[0]}.200"
         self[name].check_output(f"ip address add {source}/24 dev fabric0")
         self[name].check_output(f"ip route add {self.address(to)}/32 dev fabric0 src {source}")
@@ -74,11 +80,11 @@ class Nodes:
             self[name].check_output(f"ip address del {source}/24 dev fabric0")
 
     def as_user(self, name: str, command: str) -> CommandResult:
-        """Run a command in a login session of the training account, limits and all. Its exit code is 0 or 1."""
+        """Run a command in a login session of the training account, with its limits. The exit code is 0 or 1."""
         return self.run(name, f"su -l horovod -c {shlex.quote(command)}")
 
     def run(self, name: str, command: str) -> CommandResult:
-        """Run a command that may itself end with an ssh's 255, which testinfra would take for a lost connection."""
+        """Run a command and map failures to 1: testinfra treats ssh's exit code 255 as a lost connection."""
         return self[name].run(f"{command} || exit 1")
 
 
@@ -94,7 +100,7 @@ def nodes(scenario: Scenario) -> Nodes:
 
 @pytest.fixture(scope="session")
 def ssh(scenario: Scenario) -> Callable[..., list[str]]:
-    """The argument list of an ssh that trusts only the keys pinned when the nodes were made."""
+    """ssh command that trusts only the keys pinned when the nodes were created."""
 
     def argv(target: str, *options: str) -> list[str]:
         given = ["-o", "BatchMode=yes", "-o", "ConnectTimeout=5", "-i", str(scenario.state.key)]

@@ -1,51 +1,108 @@
+import re
+
+import pytest
+
 PLACES = "/etc/apt/*/nvidia-driver* /etc/modprobe.d/nvidia-driver.conf"
+KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
+# Sources of a node -> URI, suite and key that the role must add. No such hosts exist, so apt has no lists of them.
+SOURCES = {
+    "deb http://mirror.example/debian bookworm main": ["http://mirror.example/debian/", "bookworm"],
+    "deb mirror+file:/etc/apt/mirrors/debian.list bookworm main contrib": [
+        *("mirror+file:/etc/apt/mirrors/debian.list/", "bookworm"),
+    ],
+    "deb https://security.example bookworm-security main\n"
+    f"deb [signed-by={KEYRING} arch=amd64] https://mirror.example/d bookworm main": [
+        *("https://mirror.example/d/", "bookworm", KEYRING),
+    ],
+    "# Comment\n\nEnabled: no\nTypes: deb\nURIs: https://off.example\nSuites: bookworm\nComponents: main\n\n"
+    "Types: deb deb-src\nURIs: https://mirror.example/d\nSuites: bookworm bookworm-updates\nComponents: main\n"
+    f"# Comment\nSigned-By: {KEYRING}": [
+        *("https://mirror.example/d/", "bookworm", KEYRING),
+    ],
+}
+
+
+@pytest.fixture
+def own_sources(nodes):
+    """Replaces the apt sources of the node; the original ones are restored at the end."""
+    head = nodes["head"]
+    head.check_output("mv /etc/apt /etc/apt.saved")
+    head.check_output("mv /var/lib/apt/lists /var/lib/apt/lists.saved")
+    head.check_output("mkdir -p /etc/apt/sources.list.d /etc/apt/preferences.d /etc/apt/keyrings /var/lib/apt/lists")
+
+    def write(text):
+        name = "sources.list.d/debian.sources" if "Types:" in text else "sources.list"
+        head.check_output(f'sh -c \'printf "%%s\\n" "$1" > /etc/apt/{name}\' sh %s', text)
+
+    yield write
+    head.check_output("rm -r /etc/apt /var/lib/apt/lists")
+    head.check_output("mv /etc/apt.saved /etc/apt")
+    head.check_output("mv /var/lib/apt/lists.saved /var/lib/apt/lists")
 
 
 def would(nodes, **variables):
     return nodes.apply("main", check=True, **variables)
 
 
-def test_without_a_gpu_nothing_is_installed_and_it_says_why(nodes):
+def test_without_a_gpu_nothing_is_installed_and_the_role_reports_why(nodes):
     text = would(nodes).stdout
-    assert "no PCI device of NVIDIA's (10de), so no driver is installed" in text
+    assert "no NVIDIA GPU on the PCI bus (vendor 10de), so no driver is installed" in text
     assert "changed=0" in text
     assert nodes["head"].run(f"ls {PLACES}").stdout == ""
     assert nodes["head"].run("dpkg-query -f '${Package} ' -W '*nvidia*' dkms").stdout == ""
 
 
-def test_gpus_of_nvidia_and_no_others_are_counted(nodes):
+def test_only_gpus_of_nvidia_are_counted(nodes):
     assert "2 GPUs, 0 NVSwitches: nvidia-kernel-open-dkms" in would(nodes, nvidia_driver_pci="/opt/pci/gpus").stdout
-    assert "no PCI device of NVIDIA's" in would(nodes, nvidia_driver_pci="/opt/pci/chipset").stdout
+    assert "no NVIDIA GPU on the PCI bus" in would(nodes, nvidia_driver_pci="/opt/pci/chipset").stdout
 
 
-def test_fabric_manager_comes_with_an_nvswitch_only(nodes):
+def test_fabric_manager_is_installed_only_with_an_nvswitch(nodes):
     text = would(nodes, nvidia_driver_pci="/opt/pci/switched").stdout
     assert "1 GPUs, 1 NVSwitches" in text
     assert "nvidia-fabricmanager" in text
     assert "nvidia-fabricmanager" not in would(nodes, nvidia_driver_pci="/opt/pci/gpus").stdout
 
 
-def test_nvswitch_is_refused_where_debian_has_no_fabric_manager(nodes):
+def test_debians_driver_is_refused_on_a_node_with_an_nvswitch(nodes):
     done = would(nodes, nvidia_driver_pci="/opt/pci/switched", nvidia_driver_source="distribution")
     assert done.returncode != 0
-    assert "Debian has no fabric manager, which an NVSwitch needs; use nvidia" in done.stdout
+    assert "Debian has no fabric manager, which an NVSwitch requires; set it to nvidia" in done.stdout
 
 
-def test_node_whose_promised_gpus_do_not_answer_is_refused(nodes):
+def test_node_whose_configured_gpus_do_not_respond_is_refused(nodes):
     done = would(nodes, node_gpus=1)
     assert done.returncode != 0
-    assert "head: nvidia-smi does not answer; reboot the node" in done.stdout
+    assert "head: nvidia-smi fails; reboot the node" in done.stdout
 
 
-def test_gpu_that_cuda_13_does_not_know_is_refused(nodes):
-    """nvidia-smi of machines with such GPUs, as far as the role asks it."""
+def test_gpu_that_cuda_13_does_not_support_is_refused(nodes):
+    """A script prints what nvidia-smi would on machines with such GPUs."""
     smi = "/usr/local/bin/nvidia-smi"
     try:
-        for answer, said in (("7.0", "a GPU before Turing"), ("7.5", ""), ("12.0", "")):
-            nodes["head"].check_output(f"sh -c 'printf \"#!/bin/sh\\necho {answer}\\n\" > {smi}; chmod 755 {smi}'")
+        for capability, message in (("7.0", "a GPU is older than Turing"), ("7.5", ""), ("12.0", "")):
+            nodes["head"].check_output(f"sh -c 'printf \"#!/bin/sh\\necho {capability}\\n\" > {smi}; chmod 755 {smi}'")
             done = would(nodes, node_gpus=1)
-            assert (done.returncode != 0) is bool(said), answer
-            assert said in done.stdout
-        assert "it has 1 GPUs and cluster.yml says 2" in would(nodes, node_gpus=2).stdout
+            assert (done.returncode != 0) is bool(message), capability
+            assert message in done.stdout
+        assert "1 GPUs found, but cluster.yml declares 2" in would(nodes, node_gpus=2).stdout
     finally:
         nodes["head"].check_output(f"rm {smi}")
+
+
+@pytest.mark.parametrize(("sources", "expected"), SOURCES.items())
+def test_debians_driver_comes_from_the_mirror_that_the_node_already_uses(nodes, own_sources, sources, expected):
+    """Suite and key too: apt refuses two sources of one mirror that differ in Signed-By."""
+    own_sources(sources)
+    done = would(nodes, nvidia_driver_pci="/opt/pci/gpus", nvidia_driver_source="distribution")
+    assert done.returncode == 0, done.stdout
+    added = re.findall(r"^\+(?:URIs|Suites|Signed-By): (.*)$", done.stdout, re.MULTILINE)
+    assert added == expected, done.stdout
+    assert "+Components: contrib non-free non-free-firmware" in done.stdout
+
+
+def test_debians_driver_is_refused_on_a_node_without_a_debian_mirror(nodes, own_sources):
+    own_sources("deb https://vendor.example/apt stable tools")
+    done = would(nodes, nvidia_driver_pci="/opt/pci/gpus", nvidia_driver_source="distribution")
+    assert done.returncode != 0
+    assert "the apt sources of head have no mirror of Debian bookworm; add one to /etc/apt/sources.list" in done.stdout
