@@ -256,7 +256,7 @@ def test_rules_that_lock_us_out_are_rolled_back():
     finally:
         change(admin_cidrs=[ADMIN])
     assert done.returncode == 3
-    assert "cluster.admin_cidrs (10.99.0.0/24) must hold the address that nodes see it from" in done.stderr
+    assert "add the address from which the nodes see this machine to cluster.admin_cidrs (10.99.0.0/24)" in done.stderr
     assert rules() == before
     assert cluster("status").returncode == 0
     assert "ansible changed 0 things" in cluster("deploy").stdout

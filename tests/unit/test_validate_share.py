@@ -30,9 +30,9 @@ def validate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     monkeypatch.setattr(module, "unreachable", lambda nodes: [])
-    monkeypatch.setattr(module, "SHARE_PATIENCE", 1)
-    monkeypatch.setattr(module, "LOOK", module.LOOK.replace("+ 60", "+ 1"))
-    rate = 1 / module.wire_share("lo")
+    monkeypatch.setattr(module, "SHARE_TIMEOUT", 1)
+    monkeypatch.setattr(module, "READ_SHARE", module.READ_SHARE.replace("+ 60", "+ 1"))
+    rate = 1 / module.wire_overhead("lo")
     programs = {"mpirun": MPIRUN, "mpi-hello": HELLO.replace("RATE", f"{rate:.4f}"), "sudo": "#!/bin/sh\n"}
     (tmp_path / "bin").mkdir()
     for name, text in programs.items():
@@ -71,7 +71,7 @@ def test_node_that_does_not_see_the_share_is_named(validate, share, monkeypatch)
     result, problem = validate(share)
     assert not result["ok"]
     assert result["share"]["read_on"] == ["head"]
-    assert problem.startswith(f"w1: {share}: what the head wrote cannot be read here")
+    assert problem.startswith(f"w1: {share}: cannot read the file that the head wrote")
     assert list((share / "results").iterdir()) == []
 
 

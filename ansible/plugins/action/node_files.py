@@ -1,26 +1,27 @@
-"""`node_files`: all files a role keeps on a node, and the commands to run when one changed, in a single connection.
+"""`node_files`: write all files of a role to a node and run commands for changed files, in a single connection.
 
-A module costs a node 0.25 s of CPU, and copy or template are two each; a role has up to five files and a cluster up to
-64 nodes that may share two cores. This renders on the controller and sends one small script.
+A module costs a node 0.25 s of CPU, and copy and template run two modules each. A role has up to eight files, and up to
+64 nodes may share two cores. This plugin renders the files on the controller and sends one small script.
 
     node_files:
       files:
-        - dest: /etc/some.conf          where it goes
-          template: some.conf.j2        from the role's templates/; or `content: text`, `src: file on the controller`,
-                                        or `state: absent`
-          mode: "0644"                  also owner, group (root)
+        - dest: /etc/some.conf          path on the node
+          template: some.conf.j2        file in the role's templates/; or `content: text`, `src: controller file`, or
+                                        `state: absent`
+          mode: "0644"                  also owner, group (default root)
           validate: tool --check %s     must succeed on the new file before it replaces the old one
-          then: [systemctl restart x]   commands to run when it changed, once, after all files are in place
-          secret: true                  never shown in a diff
-          confirm: command              to run over a new connection when it changed: can we still get in?
-          undo: command                 to run over the open one when that fails, and
-          lost: text                    what to say then
+          on_change: [systemctl ...]    commands to run if the file changed, each once, after all files are written
+          secret: true                  never show the file in a diff
+          confirm: command              run over a new connection if the file changed, to prove that login still works
+          undo: command                 run over the open connection if `confirm` fails
+          unreachable_message: text     error message if `confirm` fails
 
     node_files:
-      roles: [common, ssh]              the same for the configure halves of several roles at once, where their
-                                        tasks/configure.yml is one node_files task; `left` in the result are the others
+      roles: [common, ssh]              the same for the configure halves of several roles. It covers roles whose
+                                        tasks/configure.yml is a single node_files task; the result lists the others
+                                        as `remaining`. roles/README.md explains why this mode exists
 
-Knows check and diff mode.
+Supports check and diff mode.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ from ansible.template import trust_as_template
 SCRIPT = Path(__file__).resolve().parent.parent / "on_node/write_files.py"
 ROLES = Path(__file__).resolve().parents[3] / "roles"
 KNOWN = {
-    *("dest", "template", "content", "src", "state", "mode", "owner", "group", "validate", "then", "secret"),
-    *("confirm", "undo", "lost"),
+    *("dest", "template", "content", "src", "state", "mode", "owner", "group", "validate", "on_change", "secret"),
+    *("confirm", "undo", "unreachable_message"),
 }
 
 
@@ -52,8 +53,8 @@ class ActionModule(ActionBase):
         result: dict[str, Any] = super().run(tmp, task_vars)
         variables = task_vars or {}
         if "roles" in self._task.args:
-            halves = {role: self.half(ROLES / role, variables) for role in self._task.args["roles"]}
-            result["left"] = [role for role, half in halves.items() if half is None]
+            halves = {role: self.configure_half(ROLES / role, variables) for role in self._task.args["roles"]}
+            result["remaining"] = [role for role, half in halves.items() if half is None]
             parts = [half for half in halves.values() if half]
         else:
             parts = [(self._task.args["files"], None, variables)]
@@ -63,30 +64,24 @@ class ActionModule(ActionBase):
         script = f"DATA = {data!r}\n{SCRIPT.read_text()}"
         done = self._low_level_execute_command("/usr/bin/python3 -I -S -", in_data=script.encode(), sudoable=True)
         if done["rc"]:
-            message = (done.get("stderr") or done.get("stdout") or "no answer").strip().splitlines()
+            message = (done.get("stderr") or done.get("stdout") or "no output from the node").strip().splitlines()
             return {**result, "failed": True, "msg": message[-1]}
         found = json.loads(done["stdout"].splitlines()[-1])
         if not self._task.check_mode:
             for one in given:
-                # Commands that an interruption left undone run now, though the file has not changed.
-                done_now = one["dest"] in found["files"] or set(one.get("then", ())) & set(found["ran"])
-                if one.get("confirm") and done_now:
+                # A command that an earlier, interrupted run left pending runs now, although the file has not changed.
+                applied = one["dest"] in found["files"] or set(one.get("on_change", ())) & set(found["ran"])
+                if one.get("confirm") and applied:
                     self.confirm(one, variables)
         diffs = found.pop("diff")
         if self._task.diff:
-            result["diff"] = [
-                {
-                    "before": one["before"],
-                    "after": one["after"],
-                    "before_header": one["dest"],
-                    "after_header": one["dest"],
-                }
-                for one in diffs
-            ]
+            result["diff"] = [{"before_header": one["dest"], "after_header": one["dest"], **one} for one in diffs]
         return {**result, **found}
 
-    def half(self, folder: Path, task_vars: dict[str, Any]) -> tuple[list[dict[str, Any]], Path, dict[str, Any]] | None:
-        """The files that a role's configure half names, where the role is, and the variables it sees."""
+    def configure_half(
+        self, folder: Path, task_vars: dict[str, Any]
+    ) -> tuple[list[dict[str, Any]], Path, dict[str, Any]] | None:
+        """Files, folder and variables of a role's configure half; None if it is more than one node_files task."""
 
         def load(path: str) -> Any:
             return self._loader.load_from_file(str(folder / path), trusted_as_template=True)
@@ -101,7 +96,7 @@ class ActionModule(ActionBase):
         return templar.template(tasks[0]["node_files"]["files"]), folder, variables
 
     def confirm(self, given: dict[str, Any], variables: dict[str, Any]) -> None:
-        """Over a connection of its own: the one that is open already stays open whatever changed."""
+        """Use a new connection: the open one survives any change of the rules."""
         value = {
             name: self._templar.template(variables[f"ansible_{name}"])
             for name in ("ssh_private_key_file", "ssh_common_args", "user", "host")
@@ -113,11 +108,13 @@ class ActionModule(ActionBase):
         ]
         if subprocess.run(argv, capture_output=True, stdin=subprocess.DEVNULL).returncode:
             self._low_level_execute_command(given["undo"], sudoable=True)
-            raise AnsibleActionFail(given["lost"])
+            raise AnsibleActionFail(given["unreachable_message"])
 
     def entry(self, given: dict[str, Any], folder: Path | None, task_vars: dict[str, Any]) -> dict[str, Any]:
         if unknown := given.keys() - KNOWN:
-            raise AnsibleActionFail(f"node_files: unknown {', '.join(sorted(unknown))}")
+            raise AnsibleActionFail(
+                f"node_files: unknown options {', '.join(sorted(unknown))}; see {Path(__file__).name}"
+            )
         return {
             "dest": given["dest"],
             "content": self.content(given, folder, task_vars),
@@ -125,7 +122,7 @@ class ActionModule(ActionBase):
             "owner": given.get("owner", "root"),
             "group": given.get("group", given.get("owner", "root")),
             "validate": given.get("validate", ""),
-            "then": list(given.get("then", [])),
+            "on_change": list(given.get("on_change", [])),
             "secret": bool(given.get("secret", False)),
         }
 
@@ -145,5 +142,5 @@ class ActionModule(ActionBase):
             )
         except AnsibleError as error:
             raise AnsibleActionFail(f"{given['template']}: {error}") from error
-        # Of a template that renders to nothing, None is what comes back.
+        # An empty template renders to None.
         return "" if text is None else str(text)

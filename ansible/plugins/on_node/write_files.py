@@ -1,8 +1,7 @@
-"""Runs on a node, as root, from standard input: bring files to what they should be, then run the commands that go with
-those that changed. Prints one JSON object. Standard library only, and little of it: it starts N times per role.
+"""Runs on a node as root, from standard input: writes files, then runs the commands of the files that changed.
 
-A command that is due is noted in PENDING before its file is written and struck off when it has succeeded, so one that
-an interruption kept from running is made up for next time.
+Prints one JSON object. Imports little, to start fast. Before a file is written, its commands are recorded in PENDING. A
+record is deleted when its command has succeeded, so the next run repeats a command that an interruption prevented.
 """
 
 import grp
@@ -29,19 +28,19 @@ def attributes(path):
     return info.st_uid, info.st_gid, info.st_mode & 0o7777
 
 
-def note(command):
+def record(command):
     return os.path.join(PENDING, hashlib.sha256(command.encode()).hexdigest()[:16])
 
 
 def put(entry, check):
-    """Whether the file differs from what it should be; unless we only check, it no longer does afterwards."""
+    """Write the file unless `check` is set. Returns whether it differed, and its content before."""
     path, content = entry["dest"], entry["content"]
     before = read(path)
     if content is None:
         if before is None:
             return False, before
         if not check:
-            remember(entry)
+            add_pending(entry)
             os.unlink(path)
         return True, before
     wanted = pwd.getpwnam(entry["owner"]).pw_uid, grp.getgrnam(entry["group"]).gr_gid, int(entry["mode"], 8)
@@ -57,8 +56,8 @@ def put(entry, check):
         os.fchmod(file.fileno(), wanted[2])
     try:
         if entry["validate"]:
-            run(entry["validate"].replace("%s", new), f"{path} is refused")
-        remember(entry)
+            run(entry["validate"].replace("%s", new), f"{path} is invalid")
+        add_pending(entry)
         os.rename(new, path)
     finally:
         if os.path.exists(new):
@@ -66,27 +65,27 @@ def put(entry, check):
     return True, before
 
 
-def remember(entry):
+def add_pending(entry):
     os.makedirs(PENDING, mode=0o700, exist_ok=True)
-    for command in entry["then"]:
-        with open(note(command), "w") as file:
+    for command in entry["on_change"]:
+        with open(record(command), "w") as file:
             file.write(command)
 
 
-def run(command, what):
+def run(command, problem):
     done = subprocess.run(command, shell=True, capture_output=True, text=True)
     if done.returncode:
-        sys.exit(f"{what}: {command}: {(done.stderr or done.stdout).strip()}")
+        sys.exit(f"{problem}: {command}: {(done.stderr or done.stdout).strip()}")
 
 
-def due(entries):
-    """Commands whose file changed now or before an interruption, in the order in which the role names them."""
-    named = dict.fromkeys(command for entry in entries for command in entry["then"])
-    return [command for command in named if os.path.exists(note(command))]
+def pending(entries):
+    """Commands whose file changed now or in an interrupted run, in the order of the role."""
+    listed = dict.fromkeys(command for entry in entries for command in entry["on_change"])
+    return [command for command in listed if os.path.exists(record(command))]
 
 
 def main():
-    job = json.loads(DATA)  # noqa: F821 (what sends this script puts DATA in front of it)
+    job = json.loads(DATA)  # noqa: F821 (node_files.py defines DATA in front of this script)
     changed, diff = [], []
     for entry in job["files"]:
         differs, before = put(entry, job["check"])
@@ -94,10 +93,10 @@ def main():
             changed.append(entry["dest"])
             if not entry["secret"]:
                 diff.append({"dest": entry["dest"], "before": before or "", "after": entry["content"] or ""})
-    commands = [] if job["check"] else due(job["files"])
+    commands = [] if job["check"] else pending(job["files"])
     for command in commands:
-        run(command, "failed")
-        os.unlink(note(command))
+        run(command, "command failed")
+        os.unlink(record(command))
     print(json.dumps({"changed": bool(changed or commands), "files": changed, "ran": commands, "diff": diff}))
 
 
