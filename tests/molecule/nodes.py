@@ -3,11 +3,10 @@
 
     nodes.py create | destroy | restart NODE | --list
 
-The scenario is the folder in MOLECULE_SCENARIO_DIRECTORY; its platforms say which nodes there are and from which image
-(node: every role's install half is there; base: bare Debian) they boot. Where it has them, its cluster.yml says in what
-the cluster differs from inventories/local, its vars.yml which variables the role is given. Every scenario has its own
-cluster name, subnets, keys and known hosts, so scenarios neither meet each other nor a deployed cluster. WITHOUT=NODE
-describes the cluster as if that node were gone.
+The scenario is the folder in MOLECULE_SCENARIO_DIRECTORY. Its platforms list the nodes and their image (node: with
+every role's install half; base: bare Debian). An optional cluster.yml changes the cluster of inventories/local. An
+optional vars.yml sets variables of the role. Every scenario has its own cluster name, subnets, keys and known hosts, so
+scenarios conflict neither with each other nor with a deployed cluster. WITHOUT=NODE leaves that node out.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ def dynamic_inventory() -> ModuleType:
 
 
 def wheelhouses_of(platform: dict[str, Any]) -> list[str]:
-    """Mounted, not copied, where a platform asks for one that is large."""
+    """Large wheelhouses that a platform mounts instead of copying."""
     return [platform["wheelhouse"]] if "wheelhouse" in platform else []
 
 
@@ -64,7 +63,7 @@ class Scenario:
         self.key = key
         self.role, _, name = key.partition("/")
         self.name = name or "default"
-        # Two checkouts that number a scenario alike use the same names and subnets: run.py lets the second wait.
+        # Two checkouts may use the same number, and so the same names and subnets: run.py makes the second wait.
         self.number = scenarios().index(key)
         self.state = State(f"molecule-{key.replace('/', '-')}")
         self.folder = ROOT / "roles" / self.role / "molecule" / self.name
@@ -80,7 +79,7 @@ class Scenario:
 
     @cached_property
     def cluster(self) -> Cluster:
-        """The local environment's cluster.yml with the scenario's changes, on networks of its own."""
+        """The local environment's cluster.yml with the scenario's changes and its own networks."""
         management, fabric = list(NETWORKS.subnets(new_prefix=24))[2 * self.number : 2 * self.number + 2]
         file = self.folder / "cluster.yml"
         changed: dict[str, Any] = yaml.safe_load(file.read_text()) if file.exists() else {}
@@ -92,7 +91,7 @@ class Scenario:
         }
         local = config.load("local")
         storage = Storage.model_validate(changed.pop("storage", local.storage.model_dump()))
-        # The share is set apart: a scenario may have a backend that is not for containers, to show what can be shown.
+        # The storage bypasses the check of the provider: a scenario may test a backend that local does not offer.
         return Cluster.model_validate(local.model_dump() | changed).model_copy(update={"storage": storage})
 
     def addresses(self, position: int) -> dict[str, str]:
@@ -110,7 +109,7 @@ class Scenario:
             "state_dir": str(self.state.dir),
             "fuse": self.cluster.storage.backend != "none",
             "capabilities": platform.get("capabilities", []),
-            # One that is not mounted is copied by its role.
+            # The role copies a wheelhouse that is not mounted.
             "mounts": {
                 str(wheelhouse.folder(name)): image.ON_NODE[name]
                 for name in wheelhouses_of(platform)
@@ -119,11 +118,11 @@ class Scenario:
         }
 
     def image_variable(self, platform: dict[str, Any]) -> str:
-        """Name of the variable in which run.py hands over the image that a platform boots."""
+        """Name of the environment variable with the image that a platform boots (set by run.py)."""
         return f"{platform['image']}_{self.cluster.os_release}_IMAGE".upper()
 
     def contract(self) -> Contract:
-        """What Terraform would have said of the platforms that are in the group cluster."""
+        """Terraform's output for the platforms in the group cluster."""
         nodes = {}
         for position, platform in enumerate(self.platforms):
             if "cluster" in platform["groups"] and platform["name"] != os.environ.get("WITHOUT"):
@@ -184,7 +183,7 @@ class Scenario:
         self.state.known_hosts.unlink(missing_ok=True)
 
     def restart(self, node: str) -> None:
-        """As a power cycle does: whatever is only in memory is gone."""
+        """Restart the node as a power cycle would: everything in memory is lost."""
         position = [platform["name"] for platform in self.platforms].index(node)
         name = f"{self.cluster.name}-{node}"
         argv = [*image.sudo(), "podman", "stop", "-t", "10", name]

@@ -1,9 +1,9 @@
-"""Run the roles' Molecule scenarios: one line each, then how many passed.
+"""Run the roles' Molecule scenarios. Prints one line per scenario, then the number of passes and failures.
 
     run.py [-j JOBS] [ROLE | ROLE/SCENARIO ...]
 
-A role alone stands for its scenario `default`. What one printed is in .state/molecule-logs/<role>[-<scenario>].log;
-its last lines are shown when it fails. Whatever happens, its nodes, networks and keys are removed.
+A role without a scenario means its scenario `default`. The output is in .state/molecule-logs/<role>[-<scenario>].log;
+its last lines are printed on failure. Nodes, networks and keys are removed in any case.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from cluster.core.state import CACHE, State
 BASE = Path(__file__).resolve().parent
 LOGS = ROOT / ".state/molecule-logs"
 SHOWN_LINES = 40
-# make test-cuda: too large for every run.
+# Too large for every run; make test-cuda runs them.
 ON_REQUEST = ("horovod/cuda", "nvidia_driver/forced")
 
 
 def images(chosen: list[str]) -> dict[str, str]:
-    """The variables that tell nodes.py which images to boot, for the images that the scenarios use."""
+    """Environment variables that tell nodes.py which images to boot. Builds missing images."""
     state = State("molecule")
     state.prepare()
 
@@ -66,7 +66,7 @@ def log_of(key: str) -> Path:
 
 @contextmanager
 def alone(scenario: Scenario) -> Iterator[None]:
-    """Two checkouts would use the same names and subnets: the second waits."""
+    """Wait for another checkout that runs the same scenario: both use the same names and subnets."""
     CACHE.mkdir(parents=True, exist_ok=True)
     with (CACHE / f"{scenario.cluster.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -113,17 +113,21 @@ def main() -> int:
     known = scenarios()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("scenarios", nargs="*", metavar="SCENARIO", help=f"default: all of {', '.join(known)}")
-    parser.add_argument("-j", "--jobs", type=int, default=2, help="scenarios at a time (default 2)")
+    parser.add_argument("-j", "--jobs", type=int, default=2, help="number of scenarios at a time (default 2)")
     args = parser.parse_args()
     unknown = [key for key in args.scenarios if key not in known]
     if unknown or args.jobs < 1:
-        wrong = f"{unknown[0]}: no such scenario; choose of {', '.join(known)}" if unknown else "--jobs: at least 1"
+        wrong = (
+            f"{unknown[0]}: no such scenario; choose from {', '.join(known)}"
+            if unknown
+            else "--jobs: must be at least 1"
+        )
         print(f"molecule: {wrong}", file=sys.stderr)
         return 2
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     LOGS.mkdir(parents=True, exist_ok=True)
     failed = 0
-    # The last roles take longest, so they start first.
+    # The last roles take longest, so start them first.
     chosen = args.scenarios or [key for key in known[::-1] if key not in ON_REQUEST]
     try:
         variables = images(chosen)
@@ -135,7 +139,7 @@ def main() -> int:
                     report(key, passed, seconds)
                     failed += not passed
             except BaseException:
-                # Else we would wait until the scenarios are done. Ended, each cleans up after itself.
+                # Do not wait for the other scenarios. Each cleans up when it is ended.
                 pool.shutdown(wait=False, cancel_futures=True)
                 for key in chosen:
                     end_leftovers(Scenario(key).state.dir)

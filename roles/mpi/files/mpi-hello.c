@@ -1,10 +1,10 @@
-/* Is MPI over the fabric right, and does each node get its rate to the next?
+/* Checks that MPI computes correctly over the fabric and measures the rate from each node to the next.
 
-     mpi-hello                      adds up the rank numbers and a large vector over all processes
-     mpi-hello MS LOW HIGH TRIES    also sends from each rank to the next for MS milliseconds, as many pairs at a time
-                                    as have no rank in common, and repeats (at most TRIES times, two pairs at a time)
-                                    a pair whose Gbit/s of payload are not in LOW..HIGH: other work on the machine
-                                    can make one measurement too small
+     mpi-hello                      sums the rank numbers and a large vector over all processes
+     mpi-hello MS LOW HIGH TRIES    also sends from each rank to the next for MS milliseconds. Pairs without a common
+                                    rank run at the same time. A pair whose payload rate in Gbit/s is not in
+                                    LOW..HIGH is measured again, at most TRIES times and two pairs at a time: other
+                                    work on the machine can make one measurement too low.
 
    Prints one JSON object. */
 #include <mpi.h>
@@ -26,8 +26,7 @@ static void send_for(double seconds, int to, char *buffer) {
   MPI_Send(buffer, 0, MPI_CHAR, to, LAST, MPI_COMM_WORLD);
 }
 
-/* Gbit/s of payload from the first message to the last: the bucket that limits the rate starts full, so the first
-   messages do not count. */
+/* Payload rate in Gbit/s. The first messages do not count: the token bucket that limits the rate starts full. */
 static double receive(int from, char *buffer) {
   double first = 0, last = 0;
   long bytes = 0;
@@ -45,7 +44,7 @@ static double receive(int from, char *buffer) {
 static void measure(int rank, int size, int at_once, const char *wanted, double seconds, double *rates) {
   char *out = calloc(1, CHUNK), *in = malloc(CHUNK);
   int rounds = size < 2 * at_once ? size : (size + at_once - 1) / at_once;
-  /* Pairs of one round have no rank in common; the last pair ends where the first begins. */
+  /* Pairs of one round have no rank in common; the last pair ends at the rank where the first begins. */
   while (size > 2 && (size - 1) % rounds == 0) rounds++;
   for (int round = 0; round < rounds; round++) {
     double mine = 0;
@@ -59,7 +58,7 @@ static void measure(int rank, int size, int at_once, const char *wanted, double 
       if (pair == rank) send_for(seconds, (rank + 1) % size, out);
       if ((pair + 1) % size == rank) mine = receive(pair, in);
     }
-    /* MPI waits by asking again and again: where nodes share cores, that would take them from those who measure. */
+    /* MPI waits by polling. Where nodes share cores, that would slow down the pairs that measure. */
     if (idle) usleep(seconds * 1e6);
     double got[size];
     MPI_Allgather(&mine, 1, MPI_DOUBLE, got, 1, MPI_DOUBLE, MPI_COMM_WORLD);
@@ -88,11 +87,11 @@ int main(int argc, char **argv) {
   for (int i = 0; i < size; i++) rates[i] = 0, wanted[i] = 1;
   if (argc > 4 && size > 1) {
     const double seconds = atof(argv[1]) / 1000, low = atof(argv[2]), high = atof(argv[3]);
-    int left = size;
-    for (int attempt = 0; left && attempt < atoi(argv[4]); attempt++) {
+    int pending = size;
+    for (int attempt = 0; pending && attempt < atoi(argv[4]); attempt++) {
       measure(rank, size, attempt || size < 4 ? 2 : size / 2, wanted, seconds, rates);
-      left = 0;
-      for (int i = 0; i < size; i++) left += wanted[i] = rates[i] < low || rates[i] > high;
+      pending = 0;
+      for (int i = 0; i < size; i++) pending += wanted[i] = rates[i] < low || rates[i] > high;
     }
   }
   if (rank == 0) {

@@ -5,7 +5,7 @@ def test_every_node_resolves_every_name_to_its_fabric_address(nodes):
             assert answer[0] == nodes.address(name), f"{asker} resolves {name} to {answer[0]}"
 
 
-def test_names_reach_the_node_they_name(nodes):
+def test_ping_by_name_reaches_the_node(nodes):
     assert nodes["head"].run("ping -c 1 -W 2 w1").rc == 0
 
 
@@ -19,7 +19,7 @@ def test_names_survive_a_restart(nodes):
 def test_training_account_may_open_many_files_and_lock_memory(nodes):
     files, soft, hard = nodes.as_user("head", "ulimit -Sn; ulimit -Sl; ulimit -Hl").stdout.split()
     assert files == "20000"
-    # A container cannot go beyond what its init was given, so: all of that.
+    # A container cannot exceed the limit of its init process, so expect that limit.
     of_init = nodes["head"].check_output("awk '/locked memory/ {print $5}' /proc/1/limits")
     assert soft == hard == (of_init if of_init == "unlimited" else str(int(of_init) // 1024))
 
@@ -30,11 +30,11 @@ def test_training_account_is_unprivileged_and_has_no_password(nodes):
     assert nodes["head"].check_output("passwd -S horovod").split()[1] == "L"
 
 
-def test_nodes_keep_utc(nodes):
+def test_nodes_use_utc(nodes):
     assert nodes["head"].check_output("date +%Z") == "UTC"
 
 
-def test_tools_that_other_roles_and_people_use_run(nodes):
+def test_installed_tools_run(nodes):
     for command in ("iperf3 --version", "numactl --show", "lstopo-no-graphics --version", "python3 -m venv --help"):
         done = nodes["head"].run(command)
         assert done.rc == 0, f"{command}: {done.stderr}"

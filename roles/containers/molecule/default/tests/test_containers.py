@@ -8,7 +8,7 @@ NODES = ("head", "w1")
 
 
 def inside():
-    """podman and its options as the bench starts a worker with them."""
+    """The podman command with which the bench starts a worker."""
     launch = Launch("run", "horovod-mpi", NODES, 1, "", "fabric0", SpecFile("/x", "y"), container=IMAGE)
     return " ".join(launch.inside)
 
@@ -20,7 +20,7 @@ def test_mpirun_starts_the_bench_in_a_container_on_each_node(nodes):
     done = nodes.as_user("head", f"mpirun -H head:1,w1:1 {inside()} {show}")
     found = sorted(line for line in done.stdout.splitlines() if " has " in line)
     assert [line.split(" has ")[0] for line in found] == ["0 of head", "1 of w1"], done.stdout + done.stderr
-    # The image has one program: what else is there would be the node's.
+    # The image contains one program. Anything else would come from the node.
     assert all("busybox" in line and "home" not in line for line in found)
 
 
@@ -35,7 +35,7 @@ def test_root_in_a_container_is_the_training_account_outside(nodes):
     assert "Permission denied" in run("/etc", "touch /out/made").stderr
 
 
-def test_image_on_the_nodes_is_the_one_of_the_archive(nodes, scenario):
+def test_image_on_the_nodes_is_the_archived_one(nodes, scenario):
     with tarfile.open(scenario.state.dir / "busybox.tar") as tar:
         (entry,) = json.load(tar.extractfile("manifest.json"))
     for name in NODES:
@@ -52,7 +52,7 @@ def test_image_named_by_a_tag_is_refused(nodes):
         assert f"containers_image: {image} has no digest; write REGISTRY/NAME@sha256:DIGEST" in done.stdout
 
 
-def test_name_without_its_registry_is_not_guessed(nodes):
+def test_image_name_without_a_registry_is_refused(nodes):
     done = nodes.as_user("head", "podman pull busybox")
     assert done.rc != 0
     assert "did not resolve to an alias" in done.stderr, done.stderr
@@ -70,7 +70,7 @@ def test_registry_without_tls_is_refused(nodes):
     assert "does not look like a TLS handshake" in done.stderr, done.stderr
 
 
-def test_removed_it_leaves_nothing(nodes):
+def test_removal_leaves_nothing_behind(nodes):
     assert nodes.apply("remove").returncode == 0
     assert nodes["w1"].run("which podman crun").stdout == ""
     assert nodes["w1"].run("ls -d /etc/containers /home/horovod/.local/share/containers").stdout == ""

@@ -1,7 +1,7 @@
 import shlex
 import textwrap
 
-# The library by its name alone, as any program finds it. An id is made by the network that NCCL chooses.
+# Load the library by name, as any program does. NCCL creates the unique id on the network that it selects.
 ASK = """
 import ctypes
 nccl = ctypes.CDLL("libnccl.so.2")
@@ -23,13 +23,13 @@ def ask(nodes):
     return done.stdout + done.stderr
 
 
-def test_library_loads_and_tells_the_version_of_the_lock(nodes):
+def test_library_loads_and_reports_the_locked_version(nodes):
     wanted = nodes["head"].check_output("sed -n 's/^nvidia-nccl-cu13==\\([0-9.]*\\).*/\\1/p' /opt/nccl/nccl.lock")
     major, minor, patch = map(int, wanted.split("."))
     assert f"version {10000 * major + 100 * minor + patch}" in ask(nodes)
 
 
-def test_nccl_chooses_the_fabric_and_not_the_management_network(nodes):
+def test_nccl_selects_the_fabric_and_not_the_management_network(nodes):
     text = ask(nodes)
     assert f"fabric0:{nodes.address('head')}" in text, text
     assert nodes.address("head", "management") not in text
@@ -54,7 +54,7 @@ def test_settings_follow_a_change_of_fabric(nodes):
 
 
 def test_cuda_program_that_uses_nccl_compiles(nodes):
-    """With what nccl-tests is built with on nodes with GPUs."""
+    """With the compiler that builds nccl-tests on GPU nodes."""
     nodes["head"].check_output("apt-get install -qq --no-install-recommends g++ > /dev/null")
     nodes["head"].check_output("sh -c 'printf %%s \"$1\" > /tmp/add.cu' sh %s", textwrap.dedent(KERNEL))
     home = nodes["head"].check_output("ls -d /opt/nccl/lib/python3*/site-packages/nvidia")
@@ -67,7 +67,7 @@ def test_cuda_program_that_uses_nccl_compiles(nodes):
     assert f"libnccl.so.2 => {home}/nccl/lib/libnccl.so.2" in done.stdout
 
 
-def test_removed_it_leaves_nothing(nodes):
+def test_removal_leaves_nothing_behind(nodes):
     assert nodes.apply("remove").returncode == 0
     assert "cannot open shared object" in ask(nodes)
     assert nodes["head"].run("ls -d /opt/nccl /etc/nccl.conf").stdout == ""

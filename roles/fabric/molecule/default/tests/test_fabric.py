@@ -1,4 +1,4 @@
-"""Rates are compared with each other within a run; only the ratio counts, since the machine may be busy."""
+"""Tests compare rates of one run with each other. Only the ratio counts, because the machine may be busy."""
 
 import json
 
@@ -22,7 +22,7 @@ def set_rate(nodes, name, mbit):
 
 
 def measured(nodes, sender, receiver, *options):
-    """What arrives at receiver, in Mbit/s."""
+    """Received rate in Mbit/s."""
     nodes[receiver].check_output(f"iperf3 --server --one-off --daemon --port {PORT}")
     command = f"iperf3 --client {nodes.address(receiver)} --port {PORT} --time {SECONDS} --json {' '.join(options)}"
     done = json.loads(nodes[sender].run(command).stdout)
@@ -34,12 +34,12 @@ def configured(nodes):
     return {name: json.loads(nodes[name].check_output("fabric-rate show"))["mbit"] for name in nodes.names}
 
 
-def test_rate_of_the_active_fabric_is_in_force(nodes, scenario):
+def test_rate_of_the_active_fabric_is_set(nodes, scenario):
     fabrics = scenario.cluster
     assert set(configured(nodes).values()) == {fabrics.fabrics[fabrics.active_fabric].rate_gbps * 1000}
 
 
-def test_sending_follows_the_senders_rate(nodes):
+def test_sending_is_limited_to_the_senders_rate(nodes):
     rates = {}
     for mbit in (SLOW, FAST):
         set_rate(nodes, "head", mbit)
@@ -47,7 +47,7 @@ def test_sending_follows_the_senders_rate(nodes):
     assert rates[FAST] / rates[SLOW] == pytest.approx(FAST / SLOW, rel=0.2), rates
 
 
-def test_receiving_follows_the_receivers_rate(nodes):
+def test_receiving_is_limited_to_the_receivers_rate(nodes):
     rates = {}
     for mbit in (SLOW, FAST):
         set_rate(nodes, "head", mbit)
@@ -86,7 +86,7 @@ def test_management_network_is_not_limited(nodes):
     assert free > 4 * limited, f"management {free:.0f} Mbit/s, fabric {limited:.0f}"
 
 
-def test_configured_rate_is_restored_by_a_restart(nodes):
+def test_configured_rate_is_restored_after_a_restart(nodes):
     before = configured(nodes)
     set_rate(nodes, "w1", SLOW)
     assert configured(nodes)["w1"] == SLOW
@@ -97,7 +97,7 @@ def test_configured_rate_is_restored_by_a_restart(nodes):
     assert measured(nodes, "head", "w1") > 4 * slow
 
 
-def test_nonsense_is_refused_and_changes_nothing(nodes):
+def test_invalid_arguments_are_refused_and_change_nothing(nodes):
     before = configured(nodes)["head"]
     for words in ("set", "set fast", "set 0", "set 10 0", "set -5", "slower", "set 10 2 3"):
         done = nodes["head"].run(f"fabric-rate {words}")
@@ -106,6 +106,6 @@ def test_nonsense_is_refused_and_changes_nothing(nodes):
     assert configured(nodes)["head"] == before
 
 
-def test_training_account_may_run_nothing_else_as_root(nodes):
+def test_training_account_may_run_no_other_command_as_root(nodes):
     assert nodes.as_user("head", "sudo -n /usr/sbin/tc qdisc show").rc != 0
     assert nodes.as_user("head", "sudo -n true").rc != 0

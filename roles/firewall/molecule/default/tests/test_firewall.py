@@ -9,7 +9,7 @@ LISTEN = (
     "systemd-run --quiet --unit=listen-{port} --property=Restart=on-failure "
     "python3 -m http.server --bind 0.0.0.0 {port}"
 )
-# Tries all ADDRESS:PORT at once and prints those that answered.
+# Connects to all ADDRESS:PORT at the same time and prints those that accept.
 CONNECT = """python3 -c '
 import socket, sys
 from concurrent.futures import ThreadPoolExecutor
@@ -26,7 +26,7 @@ with ThreadPoolExecutor() as pool:
 
 @pytest.fixture(scope="module", autouse=True)
 def listeners(nodes):
-    """Something that answers behind every port: without the firewall all of these connections would pass."""
+    """Listen on every port: without the firewall, all connections would succeed."""
     for port in (JUPYTER, MPI, ELSEWHERE):
         nodes["head"].run(f"systemctl stop listen-{port}")
         nodes["head"].check_output(LISTEN.format(port=port))
@@ -57,17 +57,17 @@ def test_fabric_peer_reaches_every_port(nodes):
     assert from_node(nodes, "w1", tried) == tried
 
 
-def test_fabric_peer_gets_nothing_over_the_management_network(nodes):
+def test_fabric_peer_reaches_no_port_over_the_management_network(nodes):
     assert from_node(nodes, "w1", targets(nodes, "head", "management", [SSH, JUPYTER, MPI, ELSEWHERE])) == []
 
 
-def test_outsider_reaches_nothing_on_either_network(nodes):
+def test_outsider_reaches_no_port_on_either_network(nodes):
     tried = [text for network in NETWORKS for text in targets(nodes, "head", network, [SSH, JUPYTER, MPI, ELSEWHERE])]
     assert from_node(nodes, "outsider", tried) == []
 
 
-def test_outsider_could_connect_if_the_firewall_let_it(nodes):
-    """So that the refusals above are the firewall's doing and not a missing route."""
+def test_outsider_connects_when_the_firewall_allows_it(nodes):
+    """This proves that the firewall refused the connections above, not a missing route."""
     nodes["head"].check_output("nft add rule inet horovod_cluster input tcp dport 5000 accept")
     try:
         tried = [text for network in NETWORKS for text in targets(nodes, "head", network, [ELSEWHERE])]
@@ -77,7 +77,7 @@ def test_outsider_could_connect_if_the_firewall_let_it(nodes):
 
 
 def test_spoofed_peer_on_the_management_network_is_dropped(nodes):
-    """A peer's fabric address counts only on the fabric interface."""
+    """A peer's fabric address is accepted only on the fabric interface."""
     head, w1 = nodes.address("head", "management"), nodes.address("w1")
     outsider = nodes["outsider"]
     outsider.check_output(f"ip address add {w1}/32 dev mgmt0")
@@ -91,18 +91,18 @@ def test_spoofed_peer_on_the_management_network_is_dropped(nodes):
         after = int(nodes["head"].check_output("cat /sys/class/net/mgmt0/statistics/rx_packets"))
         assert after > before
         half_open = nodes["head"].check_output(f"ss -Htn state syn-recv sport = {MPI}")
-        assert half_open == "", f"the head answered a spoofed peer: {half_open}"
+        assert half_open == "", f"the head replied to a spoofed peer: {half_open}"
     finally:
         outsider.check_output(f"ip address del {w1}/32 dev mgmt0")
 
 
-def test_head_answers_ping_and_reaches_out(nodes):
+def test_head_answers_ping_and_opens_outgoing_connections(nodes):
     assert nodes["outsider"].run("ping -c 1 -W 2 %s", nodes.address("head")).rc == 0
     tried = targets(nodes, "outsider", "fabric", [SSH])
     assert from_node(nodes, "head", tried) == tried
 
 
-def test_rules_are_there_again_after_a_restart(nodes):
+def test_rules_are_loaded_again_after_a_restart(nodes):
     nodes.restart("w1")
     nodes["w1"].check_output(LISTEN.format(port=ELSEWHERE))
     nodes["w1"].check_output("sh -c 'until ss -Hltn sport = 5000 | grep -q .; do sleep 0.1; done'")
@@ -112,8 +112,8 @@ def test_rules_are_there_again_after_a_restart(nodes):
     assert from_here(targets(nodes, "w1", "management", [ELSEWHERE])) == []
 
 
-def test_rules_that_nobody_confirms_are_rolled_back(nodes):
-    """What happens to a node whose controller it has just shut out, and that hears nothing more."""
+def test_unconfirmed_rules_are_rolled_back(nodes):
+    """The new rules lock the controller out, so the node receives no confirmation."""
     w1 = nodes["w1"]
     tried = targets(nodes, "w1", "management", [SSH])
     before = w1.check_output("nft list table inet horovod_cluster")
@@ -130,8 +130,8 @@ def test_rules_that_nobody_confirms_are_rolled_back(nodes):
     assert "tcp dport" in w1.check_output("cat /etc/nftables.conf")
 
 
-def test_rules_that_an_interruption_left_undone_are_confirmed_too(nodes):
-    """Put in force without a change of their file, they would otherwise be taken back a minute later."""
+def test_pending_rules_of_an_interrupted_run_are_confirmed_too(nodes):
+    """The file does not change, but the pending command loads the rules. Unconfirmed, they would be rolled back."""
     w1 = nodes["w1"]
     command = "/usr/local/sbin/firewall-apply apply 60"
     note = f"/var/lib/horovod-cluster/pending/{hashlib.sha256(command.encode()).hexdigest()[:16]}"

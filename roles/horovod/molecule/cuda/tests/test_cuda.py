@@ -14,7 +14,7 @@ error = (total - torch.arange(100_000, dtype=torch.float64) * 3).abs().max().ite
 if hvd.rank() == 0:
     print("RESULT", json.dumps({"size": hvd.size(), "error": error, "mpi": hvd.mpi_enabled()}))
 """
-# Through Horovod's own library: the NCCL that it is linked with, not one that lies about.
+# Through Horovod's own library, to get the NCCL that it is linked with.
 NCCL = """
 import ctypes, torch, horovod.torch.mpi_lib_v2 as horovod
 number = ctypes.c_int()
@@ -29,31 +29,31 @@ def python(nodes, program):
     return done.stdout.strip()
 
 
-def test_check_build_lists_nccl_beside_mpi_and_gloo(nodes):
+def test_check_build_lists_nccl_mpi_and_gloo(nodes):
     text = nodes.as_user("head", "horovodrun --check-build").stdout
     assert {"PyTorch", "NCCL", "MPI", "Gloo"} <= set(re.findall(r"\[X\] (\w+)", text)), text
 
 
-def test_torch_is_the_cuda_build_and_says_that_there_is_no_gpu(nodes):
+def test_torch_is_the_cuda_build_and_reports_no_gpu(nodes):
     text = python(nodes, "import torch; print(torch.__version__, torch.version.cuda, torch.cuda.is_available())")
     assert re.fullmatch(r"2\.13\.0\+cu130 13\.0 False", text), text
 
 
-def test_horovod_is_linked_with_the_nccl_that_torch_uses_and_it_answers(nodes):
+def test_horovod_is_linked_with_the_nccl_that_torch_uses(nodes):
     installed = python(nodes, "from importlib.metadata import version; print(version('nvidia-nccl-cu13'))")
     major, minor, patch = map(int, installed.split("."))
     assert python(nodes, NCCL) == f"0 {10000 * major + 100 * minor + patch}"
 
 
-def test_allreduce_over_mpi_is_right_on_two_ranks(nodes):
+def test_allreduce_over_mpi_is_correct_on_two_ranks(nodes):
     done = nodes.as_user("head", f"mpirun -np 2 -H head:2 {PYTHON} -c {shlex.quote(ALLREDUCE)}")
     found = re.search(r"RESULT (\{.*\})", done.stdout)
     assert found, done.stdout + done.stderr
     assert json.loads(found[1]) == {"size": 2, "error": 0, "mpi": True}
 
 
-def test_kernels_are_there_for_the_gpus_that_torch_supports(nodes):
-    """Horovod's own kernels in its library, against the architectures that torch names."""
+def test_kernels_exist_for_the_gpus_that_torch_supports(nodes):
+    """Compare the kernels in Horovod's library with the architectures that torch lists."""
     wanted = set(python(nodes, "import torch; print(*torch._C._cuda_getArchFlags().split())").split())
     library = python(nodes, "import torch, horovod.torch.mpi_lib_v2 as found; print(found.__file__)")
     text = nodes["head"].check_output(f"grep -aoE 'sm_[0-9]+' {library} | sort -u")

@@ -41,7 +41,7 @@ def test_check_build_lists_pytorch_mpi_and_gloo(nodes):
         assert {"PyTorch", "MPI", "Gloo"} <= set(re.findall(r"\[X\] (\w+)", text)), f"{name}: {text}"
 
 
-def test_allreduce_is_right_under_mpirun(nodes):
+def test_allreduce_is_correct_under_mpirun(nodes):
     write_program(nodes)
     done = nodes.as_user("head", f"mpirun {HOSTS} {PYTHON} /tmp/allreduce.py")
     found = result(done)
@@ -49,7 +49,7 @@ def test_allreduce_is_right_under_mpirun(nodes):
     assert found["error"] < 1e-12
 
 
-def test_allreduce_is_right_under_horovodrun_with_gloo(nodes):
+def test_allreduce_is_correct_under_horovodrun_with_gloo(nodes):
     write_program(nodes)
     done = nodes.as_user(
         "head", f"horovodrun --gloo --network-interface fabric0 -np 2 {HOSTS} {PYTHON} /tmp/allreduce.py"
@@ -59,8 +59,8 @@ def test_allreduce_is_right_under_horovodrun_with_gloo(nodes):
     assert found["error"] < 1e-12
 
 
-def test_many_ranks_may_call_at_once_where_they_meet(nodes):
-    """What waits there beyond Python's five is dropped and comes again after a second, then two, then four."""
+def test_rendezvous_server_queues_many_connections(nodes):
+    """Python queues five connections by default. Others are dropped and retried after one, two, then four seconds."""
     look = "'ss -Hltn sport = :$HOROVOD_GLOO_RENDEZVOUS_PORT'"
     done = nodes.as_user("head", f"horovodrun --gloo --network-interface fabric0 -np 2 {HOSTS} sh -c {look}")
     waiting = [int(line.split()[2]) for line in done.stdout.splitlines() if "LISTEN" in line]
@@ -68,8 +68,8 @@ def test_many_ranks_may_call_at_once_where_they_meet(nodes):
     assert waiting[0] > 1000, done.stdout
 
 
-def test_horovodrun_does_not_use_a_node_that_shows_another_host_key(nodes):
-    """w1 asked to prove that it is the head: what horovodrun meets when an impostor has taken an address."""
+def test_horovodrun_refuses_a_node_with_another_host_key(nodes):
+    """ssh expects the head's key from w1, as if an impostor had taken an address."""
     config = "/home/horovod/.ssh/config"
     nodes["head"].check_output(f"sh -c 'printf \"Host w1\\n HostKeyAlias head\\n\" > {config}; chown horovod {config}'")
     try:
@@ -81,14 +81,14 @@ def test_horovodrun_does_not_use_a_node_that_shows_another_host_key(nodes):
 
 
 def test_nothing_was_compiled(nodes):
-    """prepare.yml took Horovod from w1 and made every compiler call leave a trace."""
+    """prepare.yml removed Horovod from w1 and records every compiler call."""
     for name in ("head", "w1"):
         assert not nodes[name].file("/var/log/compiler-calls").exists, (
             nodes[name].file("/var/log/compiler-calls").content
         )
 
 
-def test_a_compiler_call_would_have_been_seen(nodes):
+def test_compiler_call_is_recorded(nodes):
     nodes["w1"].check_output("sh -c 'cd /tmp && echo > empty.c && /usr/local/bin/gcc -c empty.c'")
     assert nodes["w1"].file("/var/log/compiler-calls").contains("gcc")
     nodes["w1"].check_output("rm /var/log/compiler-calls")
@@ -97,11 +97,11 @@ def test_a_compiler_call_would_have_been_seen(nodes):
 def test_no_package_is_left_behind(nodes):
     for name in ("head", "w1"):
         left = nodes[name].check_output(r"find / -xdev \( -name '*.whl' -size +1M -o -name 'horovod-*.tar.gz' \)")
-        # Python's own ensurepip brings a pip wheel.
+        # Python's ensurepip contains a pip wheel.
         assert [path for path in left.split() if "/python-wheels/" not in path] == []
 
 
-def test_modules_load_without_being_compiled_again(nodes):
-    """The venv is root's: a module without bytecode would be compiled at every start of every rank."""
+def test_modules_load_from_bytecode(nodes):
+    """Root owns the venv, so every rank would compile a module without bytecode at every start."""
     done = nodes.as_user("w1", f"{PYTHON} -v -c 'import torch, horovod.torch' 2>&1 | grep -c '^# could not create'")
     assert done.stdout.strip() == "0", done.stdout

@@ -29,7 +29,7 @@ SHOWN = "return [...document.querySelectorAll('.jp-DirListing-item')].map((item)
 
 
 class Lab:
-    """The head's JupyterLab as a client sees it that trusts its certificate only."""
+    """Client of the head's JupyterLab that trusts only its certificate."""
 
     def __init__(self, address, state):
         self.address, self.certificate = address, state.lab_certificate
@@ -54,7 +54,7 @@ class Lab:
             try:
                 return self.ask("GET", "/api")
             except OSError:
-                assert time.monotonic() < deadline, "no answer"
+                assert time.monotonic() < deadline, f"no response within {LIMIT} s"
                 time.sleep(0.5)
 
     def socket(self, path):
@@ -66,7 +66,7 @@ class Lab:
         )
 
     def run(self, cells, path="cell.ipynb"):
-        """Run cells in a new kernel; what each printed or showed, as (text, kinds of data)."""
+        """Run cells in a new kernel. Returns the output of each as (text, kinds of data)."""
         session = self.api(
             "POST", "sessions", {"path": path, "type": "notebook", "name": "", "kernel": {"name": "horovod"}}
         )
@@ -99,7 +99,7 @@ def execute(channel, code):
     text, kinds = "", set()
     deadline = time.monotonic() + LIMIT
     while True:
-        assert time.monotonic() < deadline, f"no end after {LIMIT} s: {text}"
+        assert time.monotonic() < deadline, f"the cell did not finish within {LIMIT} s: {text}"
         answer = json.loads(channel.recv())
         if answer["parent_header"].get("msg_id") != identifier:
             continue
@@ -123,12 +123,12 @@ def lab(nodes, scenario):
 
 @pytest.fixture(scope="session")
 def folder(scenario):
-    """Where the notebooks are: on the share, where the cluster has one."""
+    """Folder of the notebooks: on the share if the cluster has one."""
     storage = scenario.contract().storage
     return "/home/horovod/notebooks" if storage.backend == "none" else f"{storage.path}/notebooks"
 
 
-def test_no_token_or_a_wrong_one_is_refused(lab):
+def test_missing_or_wrong_token_is_refused(lab):
     for path in ("/api/contents", "/api/kernels", "/api/terminals", "/files/sweep.ipynb"):
         for token in (None, "wrong", lab.token[:-1]):
             status, text = lab.ask("GET", path, token)
@@ -138,19 +138,19 @@ def test_no_token_or_a_wrong_one_is_refused(lab):
     assert lab.ask("GET", "/api/contents", lab.token)[0] == 200
 
 
-def test_cell_that_runs_mpirun_over_both_nodes_returns(lab):
+def test_cell_runs_mpirun_on_both_nodes(lab):
     ((text, _),) = lab.run([MPI])
     assert "returncode=0" in text, text
     assert "head" in text and "w1" in text, text
 
 
 def sent(nodes):
-    """Bytes that w1 has sent, by network card."""
+    """Bytes that w1 has sent, by interface."""
     read = "cat /sys/class/net/{}/statistics/tx_bytes"
     return {card: int(nodes["w1"].check_output(read.format(card))) for card in ("fabric0", "mgmt0")}
 
 
-def test_notebooks_sweep_plot_and_train_over_both_nodes(lab, nodes, folder):
+def test_notebooks_sweep_plot_and_train_on_both_nodes(lab, nodes, folder):
     sweep = lab.run_notebook("sweep.ipynb")
     place = folder.rpartition("/")[0]
     written = nodes["head"].check_output(f"find {place} -name 'sweep-*.jsonl' -exec cat {{}} +").splitlines()
@@ -164,12 +164,12 @@ def test_notebooks_sweep_plot_and_train_over_both_nodes(lab, nodes, folder):
     assert moved["fabric0"] > 5e6 > 10 * moved["mgmt0"], moved
     printed = [line.split() for text, _ in trained for line in text.splitlines() if "training accuracy" in line]
     assert {words[0] for words in printed} == {"head:", "w1:"}, trained
-    assert len({words[-1] for words in printed}) == 1, f"nodes end with other weights: {printed}"
+    assert len({words[-1] for words in printed}) == 1, f"nodes end with different weights: {printed}"
     assert float(printed[0][3].rstrip("%,")) > 90, printed
 
 
 def test_chromium_opens_the_lab_and_shows_the_notebooks(lab, tmp_path):
-    """Chromium is told this one key and no other; it would not open a page with another certificate."""
+    """Chromium trusts only this key and would not open a page with another certificate."""
     public = subprocess.run(
         ["openssl", "x509", "-in", lab.certificate, "-noout", "-pubkey"], capture_output=True, check=True
     )
@@ -191,7 +191,7 @@ def test_chromium_opens_the_lab_and_shows_the_notebooks(lab, tmp_path):
         driver.quit()
 
 
-def test_notebooks_and_terminals_are_the_training_accounts(lab):
+def test_notebooks_and_terminals_run_as_the_training_account(lab):
     ((text, _),) = lab.run([WHO])
     assert text.split()[-3:] == ["1500", "1", "False"], text
     name = lab.api("POST", "terminals")["name"]
@@ -219,14 +219,14 @@ def test_token_is_in_one_file_of_the_account_and_in_no_log(lab, nodes):
     assert nodes.run("head", f"runuser -u nobody -- {look}").stdout == ""
 
 
-def test_nothing_is_said_without_tls(lab):
+def test_connection_without_tls_is_refused(lab):
     connection = http.client.HTTPConnection(lab.address, PORT, timeout=5)
     with pytest.raises((OSError, http.client.HTTPException)):
         connection.request("GET", "/api", headers={"Authorization": "token x"})
         connection.getresponse()
 
 
-def test_only_the_head_answers_and_only_on_the_management_network(lab, nodes):
+def test_only_the_head_listens_and_only_on_the_management_network(lab, nodes):
     reach = "timeout 3 bash -c '</dev/tcp/{}/8888'"
     assert nodes.run("head", reach.format(lab.address)).rc == 0
     assert nodes.run("w1", reach.format("head")).rc != 0
@@ -235,7 +235,7 @@ def test_only_the_head_answers_and_only_on_the_management_network(lab, nodes):
     assert not nodes["w1"].file("/etc/jupyterlab/token").exists
 
 
-def test_edited_notebook_is_kept_and_a_deleted_one_comes_back(lab, nodes, folder):
+def test_edited_notebook_is_kept_and_deleted_one_is_restored(lab, nodes, folder):
     nodes.as_user("head", f"echo edited > {folder}/sweep.ipynb; rm {folder}/plot.ipynb")
     nodes["head"].check_output("systemctl restart jupyterlab")
     lab.wait()
@@ -243,7 +243,7 @@ def test_edited_notebook_is_kept_and_a_deleted_one_comes_back(lab, nodes, folder
     assert nodes["head"].file(f"{folder}/plot.ipynb").contains("cells")
 
 
-def test_lab_is_there_again_after_a_restart(lab, nodes):
+def test_lab_runs_again_after_a_restart(lab, nodes):
     nodes.restart("head")
     lab.wait()
     assert lab.ask("GET", "/api/contents", lab.token)[0] == 200

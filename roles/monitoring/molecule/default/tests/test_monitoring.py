@@ -4,7 +4,7 @@ import time
 
 PORTS = {"exporter": 9100, "prometheus": 9090}
 MEGABYTES = 50
-# No curl on a node.
+# Nodes have no curl.
 ASK = """
 import json, sys, urllib.parse, urllib.request
 url = "http://127.0.0.1:9090/api/v1/query?" + urllib.parse.urlencode({"query": sys.argv[1]})
@@ -15,7 +15,7 @@ REACH = "timeout 3 bash -c '</dev/tcp/{}/{}'"
 
 
 def query(nodes, text):
-    """node -> value, as Prometheus on the head has it."""
+    """node -> value, from Prometheus on the head."""
     done = nodes.run("head", shlex.join(["python3", "-c", ASK, text]))
     return dict(map(json.loads, done.stdout.splitlines()))
 
@@ -32,7 +32,7 @@ def both_up(found):
     return found == {"head": 1, "w1": 1}
 
 
-def test_head_sees_every_node(nodes):
+def test_head_collects_metrics_of_every_node(nodes):
     wait_for(nodes, 'up{job="node"}', both_up)
 
 
@@ -49,7 +49,7 @@ def test_bytes_over_the_fabric_are_counted(nodes):
     finally:
         nodes.run("w1", "systemctl stop receiver")
     grown = wait_for(nodes, sent, lambda found: found["head"] - before["head"] >= MEGABYTES << 20)
-    assert grown["w1"] - before["w1"] < MEGABYTES << 19, "what a node received is counted as sent"
+    assert grown["w1"] - before["w1"] < MEGABYTES << 19, "received bytes are counted as sent"
 
 
 def test_cpu_and_disks_are_counted(nodes):
@@ -58,8 +58,8 @@ def test_cpu_and_disks_are_counted(nodes):
         assert set(query(nodes, f"sum by (node) ({name})")) == {"head", "w1"}, name
 
 
-def test_nothing_answers_on_the_management_network(nodes):
-    # From the node itself, where no firewall is in between.
+def test_nothing_listens_on_the_management_network(nodes):
+    # From the node itself, so that no firewall is involved.
     for name in ("head", "w1"):
         address = nodes.address(name, "management")
         for port in PORTS.values():
@@ -67,14 +67,14 @@ def test_nothing_answers_on_the_management_network(nodes):
     assert nodes.run("head", REACH.format("w1", PORTS["exporter"])).rc == 0
 
 
-def test_prometheus_is_on_the_heads_loopback_only(nodes):
+def test_prometheus_listens_on_the_heads_loopback_only(nodes):
     assert nodes.run("head", REACH.format("127.0.0.1", PORTS["prometheus"])).rc == 0
     assert nodes.run("w1", REACH.format("head", PORTS["prometheus"])).rc != 0
     assert not nodes["w1"].service("prometheus").is_running
 
 
-def test_watching_costs_next_to_nothing(nodes):
-    """Seconds of CPU per second, of both services of the head together."""
+def test_monitoring_uses_less_than_five_percent_of_one_core(nodes):
+    """CPU seconds per second, for both services of the head together."""
     units = ("prometheus", "prometheus-node-exporter")
 
     def spent():
@@ -90,7 +90,7 @@ def test_watching_costs_next_to_nothing(nodes):
     assert share < 0.05, f"{share:.1%} of one core"
 
 
-def test_services_are_there_again_after_a_restart(nodes):
+def test_services_run_again_after_a_restart(nodes):
     for name in ("head", "w1"):
         nodes.restart(name)
     wait_for(nodes, 'up{job="node"}', both_up)

@@ -19,7 +19,7 @@ def test_hostfile_starts_one_process_per_node(nodes):
     assert sorted(done.stdout.split()) == ["head", "w1"], done.stderr
 
 
-def test_bytes_go_over_the_fabric_and_not_over_management(nodes):
+def test_traffic_uses_the_fabric_and_not_the_management_network(nodes):
     before = {card: bytes_over(nodes, "w1", card) for card in ("fabric0", "mgmt0")}
     done = nodes.as_user("head", f"mpirun -H head:1,w1:1 mpi-hello {1000 * SECONDS:.0f} 0 1000 1")
     result = json.loads(done.stdout)
@@ -30,7 +30,7 @@ def test_bytes_go_over_the_fabric_and_not_over_management(nodes):
     assert moved["mgmt0"] < 0.01 * moved["fabric0"], moved
 
 
-def test_worker_lets_the_head_in_from_the_fabric_only(nodes):
+def test_worker_accepts_the_head_from_the_fabric_only(nodes):
     login = "ssh -o BatchMode=yes -o ConnectTimeout=5 -o HostKeyAlias=w1 {} hostname"
     assert nodes.as_user("head", login.format(nodes.address("w1"))).stdout.strip() == "w1"
     over_management = nodes.as_user("head", login.format(nodes.address("w1", "management")))
@@ -38,7 +38,7 @@ def test_worker_lets_the_head_in_from_the_fabric_only(nodes):
     assert "Permission denied" in over_management.stderr
 
 
-def test_mesh_key_gives_no_terminal_and_no_forwarding(nodes):
+def test_mesh_key_allows_no_terminal_and_no_forwarding(nodes):
     assert "PTY allocation request failed" in nodes.as_user("head", "ssh -tt w1 tty").stderr
     forwarded = nodes.as_user("head", "ssh -o ExitOnForwardFailure=yes -o BatchMode=yes -R 7000:localhost:22 w1 true")
     assert forwarded.rc != 0
@@ -50,15 +50,15 @@ def test_workers_cannot_log_in_to_each_other_or_to_the_head(nodes):
     assert "Permission denied" in done.stderr
 
 
-def test_node_that_shows_another_host_key_is_not_used(nodes):
-    """w1 asked to prove that it is the head: what mpirun meets when an impostor has taken an address."""
+def test_mpirun_refuses_a_node_with_another_host_key(nodes):
+    """ssh expects the head's key from w1, as if an impostor had taken an address."""
     done = nodes.as_user("head", "mpirun --mca plm_rsh_args '-o HostKeyAlias=head' -H w1:1 hostname")
     assert done.rc != 0
     assert "Host key verification failed" in done.stderr
 
 
-def test_ucx_is_there_for_fabrics_with_verbs(nodes):
-    """There are none here, so over its TCP: what is shown is that OpenMPI and UCX fit each other."""
+def test_openmpi_runs_over_ucx(nodes):
+    """No verbs here, so UCX uses TCP. This proves that the packages of OpenMPI and UCX work together."""
     before = bytes_over(nodes, "w1", "fabric0")
     ucx = "--mca pml ucx --mca btl self,vader --mca opal_common_ucx_tls any --mca opal_common_ucx_devices any"
     given = "-x UCX_TLS=tcp,self,sm -x UCX_NET_DEVICES=fabric0"

@@ -6,7 +6,7 @@ UNTIL = "timeout {seconds} sh -c 'until {condition}; do sleep 0.2; done'"
 
 
 def wait(nodes, name, condition, seconds=180):
-    assert nodes.run(name, UNTIL.format(condition=condition, seconds=seconds)).rc == 0, f"{name}: not {condition}"
+    assert nodes.run(name, UNTIL.format(condition=condition, seconds=seconds)).rc == 0, f"{name}: timeout: {condition}"
 
 
 def wait_for_share(nodes):
@@ -28,14 +28,14 @@ def read(nodes, name, file):
     return nodes.as_user(name, f"cat /shared/results/{file}").stdout.strip()
 
 
-def test_what_one_node_writes_the_other_reads(nodes):
+def test_each_node_reads_what_the_other_writes(nodes):
     write(nodes, "head", "from-head", "one")
     assert read(nodes, "w1", "from-head") == "one"
     write(nodes, "w1", "from-w1", "two")
     assert read(nodes, "head", "from-w1") == "two"
 
 
-def test_folders_belong_to_the_training_account_alone(nodes):
+def test_only_the_training_account_can_write_to_its_folders(nodes):
     for folder in ("datasets", "results", "notebooks"):
         for name in nodes.names:
             assert nodes[name].check_output(f"stat -c '%U %a' /shared/{folder}") == "horovod 755"
@@ -43,7 +43,7 @@ def test_folders_belong_to_the_training_account_alone(nodes):
 
 
 @pytest.mark.parametrize("lock", ["flock", "lockf"])
-def test_lock_of_one_node_excludes_the_other(nodes, lock):
+def test_lock_held_by_one_node_blocks_the_other(nodes, lock):
     code = f'import fcntl; f = open("/shared/results/lock", "a"); fcntl.{lock}(f, fcntl.LOCK_EX | fcntl.LOCK_NB)'
     hold = f'{code}; open("/shared/results/held", "w").close(); import time; time.sleep(60)'
     nodes["w1"].check_output(f"systemd-run --quiet --collect --unit=holder --uid=horovod python3 -c '{hold}'")
@@ -64,7 +64,7 @@ def test_nothing_listens_on_the_management_network(nodes):
 
 
 def mount_again(nodes, name):
-    """A second mount, as somebody who asks anew."""
+    """Mount the share a second time, as a new client."""
     tried = nodes.run(
         name, "sh -c 'mkdir -p /mnt/again && mount -t glusterfs head:/share /mnt/again && ls /mnt/again/results'"
     )
@@ -72,7 +72,7 @@ def mount_again(nodes, name):
     return tried.rc == 0
 
 
-def test_stranger_on_the_fabric_cannot_mount(nodes):
+def test_unknown_address_on_the_fabric_cannot_mount(nodes):
     assert mount_again(nodes, "w1")
     with nodes.stranger("w1", to="head"):
         assert not mount_again(nodes, "w1")
@@ -94,7 +94,7 @@ def test_full_share_gives_a_clear_error(nodes):
     wait(nodes, "w1", "dd if=/dev/zero of=/shared/results/big bs=1M count=1")
 
 
-def test_share_survives_a_restart_of_its_server(nodes):
+def test_share_works_again_after_a_restart_of_its_server(nodes):
     nodes.restart("head")
     wait_for_share(nodes)
     wait(nodes, "w1", "test -e /shared/results/from-head")
@@ -103,7 +103,7 @@ def test_share_survives_a_restart_of_its_server(nodes):
     assert read(nodes, "head", "after") == "three"
 
 
-def test_node_that_boots_before_its_server_mounts_when_it_comes(nodes):
+def test_node_that_boots_before_its_server_mounts_later(nodes):
     nodes["head"].check_output("systemctl stop glusterd; pkill -x glusterfsd; true")
     nodes.restart("w1")
     assert nodes.run("w1", "mountpoint -q /shared").rc != 0
@@ -114,7 +114,7 @@ def test_node_that_boots_before_its_server_mounts_when_it_comes(nodes):
     assert read(nodes, "w1", "after") == "three"
 
 
-def test_node_that_left_is_let_in_no_more(nodes):
+def test_removed_node_can_no_longer_mount(nodes):
     assert nodes.apply("configure", without="w1").returncode == 0
     wait(nodes, "head", f"! gluster volume get share auth.allow | grep -q -w {nodes.address('w1')}")
     assert nodes.run("head", f"grep -r -w {nodes.address('w1')} /etc/horovod-cluster /var/lib/glusterd/vols").rc != 0
@@ -126,12 +126,12 @@ def test_node_that_left_is_let_in_no_more(nodes):
 
 
 def test_existing_share_is_checked(nodes):
-    """The same share, taken for one that the site has mounted."""
+    """The same share, treated as one that the site has mounted."""
     done = nodes.apply("configure", shared_storage_backend="existing")
     assert done.returncode == 0, done.stdout
     nodes["head"].check_output("chown root /shared/datasets")
     assert "the account horovod cannot write there" in nodes.run("w1", "shared-storage check").stderr
     nodes["w1"].check_output("sed -i s,^WHERE=.*,WHERE=/run, /etc/horovod-cluster/storage")
-    assert "/run: is on tmpfs, which no other node sees" in nodes.run("w1", "shared-storage check").stderr
+    assert "/run: is on tmpfs, which is not shared between nodes" in nodes.run("w1", "shared-storage check").stderr
     nodes["w1"].check_output("sed -i s,^WHERE=.*,WHERE=/nowhere, /etc/horovod-cluster/storage")
-    assert "/nowhere: there is no such folder" in nodes.run("w1", "shared-storage check").stderr
+    assert "/nowhere: no such folder" in nodes.run("w1", "shared-storage check").stderr

@@ -1,5 +1,5 @@
-def test_removal_leaves_the_data_and_nothing_else(nodes):
-    """After all others: then the share is gone."""
+def test_removal_leaves_only_the_data(nodes):
+    """Runs last, because it removes the share."""
     assert nodes.as_user("w1", "echo kept > /shared/results/kept").rc == 0
     done = nodes.apply("remove")
     assert done.returncode == 0, done.stdout

@@ -8,13 +8,13 @@ ACCESS = {"rw": "RW", "ro": "RO"}
 
 
 def exported(nodes):
-    """What the kernel's server would be told: (folder, client, options) per line of the role's exports."""
+    """The role's exports, as (folder, client, options) per line."""
     lines = nodes["head"].check_output(f"cat {EXPORTS}").splitlines()
     return [re.fullmatch(r"(\S+) (\S+)\((\S+)\)", line).groups() for line in lines if line[0] != "#"]
 
 
 def configuration(nodes):
-    """The same in the words of NFS-Ganesha, which needs no kernel."""
+    """The same exports as a configuration of NFS-Ganesha, a user-space server."""
     host = nodes["head"].check_output("awk -F= '$1 == \"host\" {print $2}' /etc/nfs.conf.d/horovod-cluster.conf")
     text = f"NFS_Core_Param {{ Protocols = 4; Bind_addr = {host}; }}\n"
     text += "NFSv4 { Graceless = true; Grace_Period = 1; Lease_Lifetime = 1; }\n"
@@ -56,25 +56,25 @@ def write(nodes, source, file, user=1500):
     return nodes.run("w1", f"nfs-cp {source} {url(nodes, file, user)}")
 
 
-def test_what_the_head_writes_a_worker_reads(nodes):
+def test_worker_reads_what_the_head_writes(nodes):
     assert nodes.as_user("head", "echo one > /shared/results/from-head").rc == 0
     done = read(nodes, "results/from-head")
     assert done.stdout == "one\n", done.stderr
 
 
-def test_what_a_worker_writes_the_head_reads(nodes):
+def test_head_reads_what_a_worker_writes(nodes):
     done = write(nodes, "/etc/hostname", "results/from-w1")
     assert done.rc == 0, done.stderr
     assert nodes.as_user("head", "cat /shared/results/from-w1").stdout.strip() == "w1"
     assert nodes["head"].check_output("stat -c %U /shared/results/from-w1") == "horovod"
 
 
-def test_root_of_a_worker_is_nobody(nodes):
+def test_root_on_a_worker_is_mapped_to_nobody(nodes):
     assert write(nodes, "/etc/hostname", "results/from-root", user=0).rc != 0
     assert not nodes["head"].file("/shared/results/from-root").exists
 
 
-def test_stranger_on_the_fabric_reads_nothing(nodes):
+def test_unknown_address_on_the_fabric_cannot_read(nodes):
     with nodes.stranger("w1", to="head"):
         assert read(nodes, "results/from-head").rc != 0
     assert read(nodes, "results/from-head").stdout == "one\n"
@@ -88,8 +88,8 @@ def test_full_share_gives_a_clear_error(nodes):
     nodes["head"].check_output("rm /shared/results/big /shared/results/more")
 
 
-def test_worker_asks_for_this_share_and_tries_until_it_gets_it(nodes):
-    """The kernel here has no NFS; what can be shown is that mount(8) takes the request, and that the unit goes on."""
+def test_worker_requests_the_share_and_retries(nodes):
+    """The kernel has no NFS. This proves that mount(8) accepts the request and that the unit retries."""
     ask = '. /etc/horovod-cluster/storage; mount -f -v -t "$TYPE" -o "$OPTIONS" "$WHAT" "$WHERE"'
     done = nodes.run("w1", f"sh -c '{ask}'")
     assert done.rc == 0, done.stderr
@@ -97,18 +97,18 @@ def test_worker_asks_for_this_share_and_tries_until_it_gets_it(nodes):
     tries = "systemctl show -P NRestarts shared-storage"
     before = int(nodes["w1"].check_output(tries))
     again = f"timeout 60 sh -c 'until [ $({tries}) -gt {before} ]; do sleep 0.5; done'"
-    assert nodes.run("w1", again).rc == 0, "it does not try again"
+    assert nodes.run("w1", again).rc == 0, "the unit does not retry"
     for name in nodes.names:
         assert nodes.run(name, "systemd-analyze verify shared-storage.service nfs-server.service").rc == 0
 
 
-def test_node_that_left_is_exported_to_no_more(nodes):
+def test_removed_node_is_no_longer_in_the_exports(nodes):
     assert nodes.address("w1") in {client for _, client, _ in exported(nodes)}
     assert nodes.apply("configure", without="w1").returncode == 0
     assert exported(nodes) == []
 
 
-def test_removal_leaves_the_data_and_nothing_else(nodes):
+def test_removal_leaves_only_the_data(nodes):
     done = nodes.apply("remove")
     assert done.returncode == 0, done.stdout
     for name in nodes.names:
