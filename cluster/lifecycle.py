@@ -46,7 +46,7 @@ def phase(name: str) -> Iterator[None]:
 
 
 def playbook(state: State, name: str, *options: str, cluster_file: Path | None = None) -> str:
-    # As an extra variable: those of group_vars, where cluster.yml is, win over the inventory's.
+    # As an extra variable, because group_vars, where cluster.yml is, would win over the inventory.
     file = cluster_file or state.cluster_file
     given: list[str | Path] = ["-i", ROOT / "inventories" / state.env, "-e", f"@{file}", *options]
     env = state.environment() | {"CLUSTER_FILE": str(file)}

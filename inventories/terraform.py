@@ -41,8 +41,6 @@ def inventory(contract: Contract, state: State, cluster: Cluster) -> dict[str, A
     hostvars = {
         name: {
             "ansible_host": node.management_address,
-            # Of each host: for group_vars, where cluster.yml is, would win over a variable of a group.
-            "cluster": cluster.model_dump(mode="json"),
             "node_index": node.index,
             "node_fabric_addresses": node.fabric_addresses,
             "node_gpus": node.gpus,
@@ -63,6 +61,8 @@ def inventory(contract: Contract, state: State, cluster: Cluster) -> dict[str, A
                 "contract_active_fabric": contract.active_fabric,
                 "contract_storage": contract.storage.model_dump(),
                 "contract_provider": contract.provider,
+                # Its `cluster` must win over the one in group_vars: site.yml reads it as a vars file.
+                "cluster_file": os.environ.get("CLUSTER_FILE") or str(state.cluster_file),
             },
         },
         "head": {"hosts": [contract.head]},

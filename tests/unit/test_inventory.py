@@ -51,13 +51,15 @@ def test_groups_and_strict_host_keys():
     assert "StrictHostKeyChecking=yes" in made["cluster"]["vars"]["ansible_ssh_common_args"]
 
 
-def test_hosts_get_the_completed_configuration_and_the_names_of_a_nodes_parts():
-    cluster = config.load("local")
-    made = inventory.inventory(contract.parse(OUTPUT), State("local"), cluster)
-    # A variable of a host: group_vars/all/cluster.yml would win over one of a group.
-    assert all(host["cluster"] == cluster.model_dump(mode="json") for host in made["_meta"]["hostvars"].values())
-    assert made["cluster"]["vars"]["layout"]["user"] == config.layout()["user"]
-    assert made["cluster"]["vars"]["versions"] == config.versions()
+def test_group_knows_the_completed_file_and_the_names_of_a_nodes_parts(monkeypatch):
+    def variables() -> dict:
+        return inventory.inventory(contract.parse(OUTPUT), State("local"), config.load("local"))["cluster"]["vars"]
+
+    assert variables()["cluster_file"] == str(ROOT / ".state/local/cluster.yml")
+    monkeypatch.setenv("CLUSTER_FILE", "/planned.yml")
+    assert variables()["cluster_file"] == "/planned.yml"
+    assert variables()["layout"] == dict(config.layout())
+    assert variables()["versions"] == config.versions()
 
 
 @pytest.mark.parametrize("transport", ["tcp", "verbs", "efa"])
