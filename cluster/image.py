@@ -105,10 +105,8 @@ def node_variables(state: State, cluster: Cluster) -> dict[str, object]:
 
 
 def exists(state: State, image: str) -> bool:
-    return (
-        subprocess.run([*sudo(), "podman", "image", "exists", image], env=state.environment(), check=False).returncode
-        == 0
-    )
+    argv = [*sudo(), "podman", "image", "exists", image]
+    return subprocess.run(argv, env=state.environment(), check=False).returncode == 0
 
 
 def name(cluster: Cluster, device: str = "cpu") -> str:
@@ -163,16 +161,9 @@ def make_base(state: State, release: str, image: str, log: Path) -> None:
         if any(CA_ANCHORS.glob("*.crt")):
             hooks = [f"copy-in {' '.join(map(str, CA_ANCHORS.glob('*.crt')))} {CA_ANCHORS}", *hooks]
             hooks.append('chroot "$1" update-ca-certificates')
-        run_logged(
-            [
-                *(*sudo(), "mmdebstrap", "--variant=minbase", f"--include={','.join(BASE_PACKAGES)}"),
-                *(f"--customize-hook={hook}" for hook in hooks),
-                *(release, tar),
-            ],
-            log,
-            state.environment(),
-            "mmdebstrap",
-        )
+        options = [f"--include={','.join(BASE_PACKAGES)}", *(f"--customize-hook={hook}" for hook in hooks)]
+        argv: list[str | Path] = [*sudo(), "mmdebstrap", "--variant=minbase", *options, release, tar]
+        run_logged(argv, log, state.environment(), "mmdebstrap")
         run_logged([*sudo(), "podman", "import", "--quiet", tar, image], log, state.environment(), "podman import")
 
 
@@ -206,14 +197,16 @@ def bake(
             f"ansible_ssh_common_args='{known}' ansible_python_interpreter=/usr/bin/python3\n"
         )
         values = node_variables(state, cluster) | variables
-        run_logged(
-            ["ansible-playbook", "-i", inventory, ROOT / "ansible/image.yml", "-e", json.dumps(values)],
-            log,
-            state.environment(),
-            "ansible/image.yml",
-        )
-        container = f"{name}-builder"
-        env = state.environment()
+        argv: list[str | Path] = [
+            "ansible-playbook",
+            "-i",
+            inventory,
+            ROOT / "ansible/image.yml",
+            "-e",
+            json.dumps(values),
+        ]
+        env, container = state.environment(), f"{name}-builder"
+        run_logged(argv, log, env, "ansible/image.yml")
         run_logged([*sudo(), "podman", "stop", "-t", "20", container], log, env, "podman stop")
         run_logged([*sudo(), "podman", "commit", "--quiet", container, image], log, env, "podman commit")
     finally:
@@ -225,10 +218,8 @@ def bake(
 def clean(state: State) -> None:
     """Remove cached images and wheels."""
     env = state.environment()
-    names = subprocess.run(
-        [*sudo(), "podman", "images", "--format={{.Repository}}:{{.Tag}}"], env=env, capture_output=True, text=True
-    ).stdout.split()
-    for name in names:
+    argv = [*sudo(), "podman", "images", "--format={{.Repository}}:{{.Tag}}"]
+    for name in subprocess.run(argv, env=env, capture_output=True, text=True).stdout.split():
         if name.startswith("localhost/horovod-cluster-"):
             subprocess.run([*sudo(), "podman", "rmi", "-f", name], env=env, check=False)
     shutil.rmtree(CACHE, ignore_errors=True)

@@ -113,19 +113,17 @@ def apply(state: State, cluster: Cluster, provider: Provider) -> Contract:
 
 
 def show_validation(result: dict[str, Any]) -> None:
-    table = Table(title=f"validation: fabric {result['fabric']}, {result['rate_gbps']} Gbit/s", title_justify="left")
-    for column in ("node", "reachable from head", "to", "payload Gbit/s", "rate on the wire"):
-        table.add_column(column)
+    columns = ("node", "reachable from head", "to", "payload Gbit/s", "rate on the wire")
+    title = f"validation: fabric {result['fabric']}, {result['rate_gbps']} Gbit/s"
+    table = Table(*columns, title=title, title_justify="left")
     for row in result["ring"]:
-        table.add_row(
-            row["node"], "yes", row["to"], f"{row['gbps']:.3f}", f"{row['wire_gbps'] / result['rate_gbps']:.0%}"
-        )
+        share = f"{row['wire_gbps'] / result['rate_gbps']:.0%}"
+        table.add_row(row["node"], "yes", row["to"], f"{row['gbps']:.3f}", share)
     console.print(table)
     console.print(f"MPI over the fabric: {result['mpi']}", markup=False)
-    if share := result["share"]:
-        console.print(
-            f"share {share['path']}: written by the head, read on {', '.join(share['read_on'])}", markup=False
-        )
+    if result["share"]:
+        path, nodes = result["share"]["path"], ", ".join(result["share"]["read_on"])
+        console.print(f"share {path}: written by the head, read on {nodes}", markup=False)
 
 
 def next_steps(env: str, contract: Contract, has_lab: bool) -> None:
@@ -153,25 +151,16 @@ def status(env: str, as_json: bool) -> int:
     for name, node in contract.ordered():
         info = real.get(name, MISSING)
         current, since = info.state, info.since if info.state == "running" else None
-        rows.append(
-            {
-                "node": name,
-                "role": node.role,
-                "state": current,
-                "address": node.management_address,
-                "uptime_s": None if since is None else int(time.time()) - since,
-                "roles_ok": seen.get(name, False),
-            }
-        )
+        uptime = None if since is None else int(time.time()) - since
+        known = {"node": name, "role": node.role, "state": current, "address": node.management_address}
+        rows.append(known | {"uptime_s": uptime, "roles_ok": seen.get(name, False)})
     if as_json:
         print(json.dumps(rows, indent=1))
     else:
-        table = Table()
-        for column in ("node", "role", "state", "address", "uptime", "roles ok"):
-            table.add_column(column)
+        table = Table("node", "role", "state", "address", "uptime", "roles ok")
         for row in rows:
-            uptime = "-" if row["uptime_s"] is None else f"{row['uptime_s']} s"
-            cells = (row["node"], row["role"], row["state"], row["address"], uptime, "yes" if row["roles_ok"] else "NO")
+            shown = "-" if row["uptime_s"] is None else f"{row['uptime_s']} s"
+            cells = (row["node"], row["role"], row["state"], row["address"], shown, "yes" if row["roles_ok"] else "NO")
             table.add_row(*map(str, cells))
         console.print(table)
         for line in provider.status_notes():

@@ -83,16 +83,9 @@ class Root:
 
     def _options(self) -> dict[str, Any]:
         write_file(self.cluster_file, self.cluster.text())
-        return {
-            "state": str(self.state.tfstate),
-            "input": False,
-            "no_color": IsFlagged,
-            "var": {
-                "cluster_file": str(self.cluster_file),
-                "state_dir": str(self.state.dir),
-                **self.provider.variables(),
-            },
-        }
+        shared = {"cluster_file": str(self.cluster_file), "state_dir": str(self.state.dir)}
+        variables = shared | self.provider.variables()
+        return {"state": str(self.state.tfstate), "input": False, "no_color": IsFlagged, "var": variables}
 
     def apply(self, replace: list[str]) -> str:
         """Create what is missing, and again the addresses in replace, which Terraform believes to exist."""
@@ -104,9 +97,8 @@ class Root:
     def plan(self) -> tuple[bool, str]:
         """Whether an apply would change anything, and what."""
         self.init()
-        code, out, err = self._terraform.plan(**self._options())
-        text = self._checked("plan", (code, out, err), ok=(0, 2))
-        return code == 2, text
+        result = self._terraform.plan(**self._options())
+        return result[0] == 2, self._checked("plan", result, ok=(0, 2))
 
     def destroy(self) -> None:
         self.init()

@@ -50,17 +50,10 @@ def push(folder: Path, env: str, name: str) -> str:
     )
     # Shards first, so that the index never names a missing file.
     names = sorted((path.name for path in folder.iterdir() if path.suffix in (".tar", ".idx")), reverse=True)
-    with subprocess.Popen(
-        ["tar", "-c", "-C", str(folder), "--owner=0", "--group=0", "--mode=a=rX", *names, shards.INDEX],
-        stdout=subprocess.PIPE,
-    ) as packing:
-        done = subprocess.run(
-            ssh.argv(contract, contract.head, command),
-            stdin=packing.stdout,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+    tar = ["tar", "-c", "-C", str(folder), "--owner=0", "--group=0", "--mode=a=rX", *names, shards.INDEX]
+    with subprocess.Popen(tar, stdout=subprocess.PIPE) as packing:
+        argv = ssh.argv(contract, contract.head, command)
+        done = subprocess.run(argv, stdin=packing.stdout, capture_output=True, text=True, check=False)
     if done.returncode or packing.returncode:
         raise InfraError(f"{contract.head}: cannot copy to {target}: {done.stderr.strip() or 'tar failed'}")
     return f"http://{contract.head}:{served['data_port']}/{name}"

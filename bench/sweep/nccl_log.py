@@ -38,9 +38,7 @@ class Log:
             if "Socket" not in networks:
                 continue
             if self.transport != "tcp":
-                return (
-                    f"NCCL sent over sockets on {host} (NET/Socket), not over the {self.transport} of {self.interface}"
-                )
+                return f"NCCL sent over sockets on {host} (NET/Socket), not {self.transport} on {self.interface}"
             used = self.sockets.get(host, set())
             if used and self.interface not in used:
                 return f"NCCL sent over {', '.join(sorted(used))} on {host}, not over {self.interface}"

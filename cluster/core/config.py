@@ -7,7 +7,6 @@ import re
 import sys
 from collections.abc import Mapping
 from functools import cache
-from itertools import combinations
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
@@ -15,22 +14,9 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import Field, ValidationError, model_validator
 
-from cluster.core import paths, prices
+from cluster.core import paths, prices, sections
 from cluster.core.errors import UserError, one_line
-from cluster.core.sections import (
-    Aws,
-    Baremetal,
-    Fabric,
-    Features,
-    Gpulab,
-    JupyterLab,
-    Networks,
-    Ports,
-    Section,
-    Storage,
-    Subnet,
-    VirtualWall,
-)
+from cluster.core.sections import Section, Subnet
 
 ROOT = paths.ROOT
 MAX_NODES = 64
@@ -47,21 +33,23 @@ class Cluster(Section):
     )
     nodes: Annotated[int, Field(ge=1, le=MAX_NODES, description="number of nodes: one head, the others are workers")]
     os_release: Literal["bookworm", "trixie"] = Field(default="bookworm", description="Debian release of the nodes")
-    networks: Networks | None = None
+    networks: sections.Networks | None = None
     admin_cidrs: Annotated[list[Subnet], Field(min_length=1, description="networks that may reach SSH and JupyterLab")]
     allow_world_open: bool = Field(default=False, description="allow admin_cidrs to be the whole internet")
-    ports: Ports = Ports()
-    features: Features = Features()
-    storage: Storage = Storage()
-    jupyterlab: JupyterLab = JupyterLab()
-    fabrics: Annotated[dict[str, Fabric], Field(min_length=1, description="name -> network for training traffic")]
+    ports: sections.Ports = sections.Ports()
+    features: sections.Features = sections.Features()
+    storage: sections.Storage = sections.Storage()
+    jupyterlab: sections.JupyterLab = sections.JupyterLab()
+    fabrics: Annotated[
+        dict[str, sections.Fabric], Field(min_length=1, description="name -> network for training traffic")
+    ]
     active_fabric: str = Field(description="fabric that a new cluster is configured for")
     gpus_per_node: Annotated[int, Field(ge=0, le=16, description="real GPUs in each node; bench can emulate some")] = 0
     gpu_model: str = Field(default="none", description="GPU model, such as v100")
-    aws: Aws | None = None
-    baremetal: Baremetal | None = None
-    virtualwall: VirtualWall | None = None
-    gpulab: Gpulab | None = None
+    aws: sections.Aws | None = None
+    baremetal: sections.Baremetal | None = None
+    virtualwall: sections.VirtualWall | None = None
+    gpulab: sections.Gpulab | None = None
 
     @model_validator(mode="after")
     def consistent(self) -> Cluster:
@@ -77,16 +65,13 @@ class Cluster(Section):
         if possible and self.storage.backend not in possible:
             fix = f"write {' or '.join(possible)}"
             raise ValueError(f"storage.backend: provider {self.provider} cannot have {self.storage.backend}; {fix}")
-        networks = self.networks.model_dump() if self.networks else {}
-        named = {key: ipaddress.ip_network(value) for key, value in networks.items()}
-        for (a, net_a), (b, net_b) in combinations(named.items(), 2):
-            if net_a.overlaps(net_b):
-                raise ValueError(f"networks.{b}: {net_b} overlaps networks.{a} {net_a}; give each its own range")
-        for key, net in named.items():
-            if net.num_addresses < self.nodes + 20:
-                raise ValueError(f"networks.{key}: {net} is too small for {self.nodes} nodes; use a /24 or larger")
+        if self.networks:
+            sections.check_ranges("networks", self.networks.model_dump(), self.nodes)
         if self.virtualwall:
-            self.virtualwall.check_lans(self.fabrics, self.nodes)
+            if self.virtualwall.lans.keys() != self.fabrics.keys():
+                known = ", ".join(self.fabrics)
+                raise ValueError(f"virtualwall.lans: give each of the fabrics {known} a network, and no other")
+            sections.check_ranges("virtualwall.lans", self.virtualwall.lans, self.nodes)
         if self.active_fabric not in self.fabrics:
             known = ", ".join(self.fabrics)
             raise ValueError(f"active_fabric: unknown fabric {self.active_fabric!r}; choose one of {known}")

@@ -10,6 +10,7 @@ from cluster.core.errors import InfraError, one_line
 
 # How a fabric sends bytes: sockets, RDMA over InfiniBand or RoCE, or Amazon's Elastic Fabric Adapter.
 TransportName = Literal["tcp", "verbs", "efa"]
+StorageBackend = Literal["none", "glusterfs", "nfs", "existing"]
 
 
 class Part(BaseModel):
@@ -41,7 +42,7 @@ class Fabric(Part):
 
 
 class Storage(Part):
-    backend: Literal["none", "glusterfs", "nfs", "existing"]
+    backend: StorageBackend
     server: str
     path: str
 

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from cluster.core import prices
-from cluster.core.contract import TransportName
+from cluster.core.contract import StorageBackend, TransportName
 
 
 def _subnet(value: str) -> str:
@@ -36,6 +36,17 @@ Address = Annotated[str, AfterValidator(_address)]
 Port = Annotated[int, Field(ge=1, le=65535)]
 
 
+def check_ranges(field: str, ranges: dict[str, str], nodes: int) -> None:
+    """Networks in which nodes get addresses do not overlap and are large enough."""
+    networks = {name: ipaddress.ip_network(text) for name, text in ranges.items()}
+    for (a, first), (b, second) in combinations(networks.items(), 2):
+        if first.overlaps(second):
+            raise ValueError(f"{field}.{b}: {second} overlaps {field}.{a} {first}; give each its own range")
+    for name, network in networks.items():
+        if network.num_addresses < nodes + 20:
+            raise ValueError(f"{field}.{name}: {network} is too small for {nodes} nodes; use a /24 or larger")
+
+
 class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -58,9 +69,7 @@ class Fabric(Section):
     """A network for training traffic."""
 
     rate_gbps: Annotated[float, Field(gt=0, le=800, strict=False, description="link rate of one node in Gbit/s")]
-    transport: TransportName = Field(
-        default="tcp", description="tcp, verbs (RDMA over InfiniBand or RoCE) or efa (AWS)"
-    )
+    transport: TransportName = Field(default="tcp", description="tcp, verbs (InfiniBand, RoCE) or efa (AWS)")
     shaped: bool = Field(
         default=False, description="limit the interface to rate_gbps; default true with provider local"
     )
@@ -106,10 +115,7 @@ def _share_path(value: str) -> str:
 class Storage(Section):
     """A folder that all nodes share."""
 
-    backend: Literal["none", "glusterfs", "nfs", "existing"] = Field(
-        default="none",
-        description="file system: none, glusterfs or nfs (served by the head), or existing (already mounted)",
-    )
+    backend: StorageBackend = Field(default="none", description="who serves it; existing: it is mounted already")
     path: Annotated[str, AfterValidator(_share_path)] = Field(default="/shared", description="mount point on the nodes")
 
 
@@ -121,6 +127,8 @@ def _instance_type(value: str) -> str:
 
 
 InstanceType = Annotated[str, AfterValidator(_instance_type)]
+SubnetId = Annotated[str, Field(pattern=r"^subnet-[0-9a-f]+$")]
+BucketName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{2,62}$")]
 
 
 class Ami(Section):
@@ -136,25 +144,17 @@ class Aws(Section):
 
     region: Annotated[str, Field(pattern=r"^[a-z]{2}(-[a-z]+)+-[0-9]$", description="AWS region")]
     zone: str | None = Field(default=None, description="availability zone; null: any")
-    network: Subnet | None = Field(
-        default=None, description="address range of the VPC to create; leave out with subnet_id"
-    )
-    subnet_id: Annotated[str, Field(pattern=r"^subnet-[0-9a-f]+$")] | None = Field(
-        default=None, description="existing subnet that you can reach; leave out with network"
-    )
+    network: Subnet | None = Field(default=None, description="of the VPC to create; not with subnet_id")
+    subnet_id: SubnetId | None = Field(default=None, description="existing subnet that you reach; not with network")
     instance_type: InstanceType = Field(description="type of the nodes, from cluster/core/instances.yml")
     head_type: InstanceType | None = Field(default=None, description="type of the head; null: instance_type")
     ami: Ami = Ami()
     root_gb: Annotated[int, Field(ge=30, le=16384, description="size of the encrypted gp3 root volume")] = 100
     scratch: bool = Field(default=True, description="mount the first instance-store disk at /scratch")
-    interface: str | None = Field(
-        default=None, description="name of the first network interface; null: from instances.yml"
-    )
+    interface: str | None = Field(default=None, description="first network card; null: as in instances.yml")
     placement_group: bool = Field(default=True, description="place the workers close together")
     spot: bool = Field(default=False, description="spot instances: cheaper, but AWS may stop them")
-    data_bucket: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{2,62}$")] | None = Field(
-        default=None, description="name of an S3 bucket to create; destroy deletes it with its content"
-    )
+    data_bucket: BucketName | None = Field(default=None, description="S3 bucket to create; destroy removes it")
     owner: Annotated[str, Field(min_length=1, description="value of the tag Owner on all resources")]
     expires_hours: Annotated[int, Field(ge=1, description="lifetime in the tag Expires; nothing is stopped")] = 12
     budget_usd: Annotated[float, Field(gt=0, description="amount above which `make cost` warns")] = 50
@@ -173,6 +173,9 @@ class MetalNetwork(Section):
     subnet: Subnet = Field(description="address range of the fabric")
 
 
+HostKey = Annotated[str, Field(pattern=r"^ssh-ed25519 [A-Za-z0-9+/=]+( .*)?$")]
+
+
 class Host(Section):
     """An existing machine."""
 
@@ -181,9 +184,7 @@ class Host(Section):
     fabric_addresses: dict[str, Address] = Field(description="fabric -> address of the host on it")
     gpus: Annotated[int, Field(ge=0, le=16, description="number of GPUs")] = 0
     gpu_model: str = Field(default="none", description="GPU model, such as v100")
-    host_key: Annotated[str, Field(pattern=r"^ssh-ed25519 [A-Za-z0-9+/=]+( .*)?$")] | None = Field(
-        default=None, description="public SSH host key; null: `make adopt` shows it and asks"
-    )
+    host_key: HostKey | None = Field(default=None, description="public SSH host key; null: `make adopt` asks")
 
 
 class Baremetal(Section):
@@ -239,17 +240,6 @@ class VirtualWall(Section):
                 raise ValueError(f"{name}: missing; backend {self.backend} needs it")
         return self
 
-    def check_lans(self, fabrics: dict[str, Fabric], nodes: int) -> None:
-        """Each fabric has a LAN of its own that is large enough."""
-        if self.lans.keys() != fabrics.keys():
-            raise ValueError(f"virtualwall.lans: give each of the fabrics {', '.join(fabrics)} a network, and no other")
-        for a, b in combinations(self.lans, 2):
-            if ipaddress.ip_network(self.lans[a]).overlaps(ipaddress.ip_network(self.lans[b])):
-                raise ValueError(f"virtualwall.lans.{b}: {self.lans[b]} overlaps {a}; give each its own range")
-        for name, subnet in self.lans.items():
-            if ipaddress.ip_network(subnet).num_addresses < nodes + 20:
-                raise ValueError(f"virtualwall.lans.{name}: {subnet} is too small for {nodes} nodes; use a /24")
-
 
 class Gpulab(Section):
     """Jobs on imec GPULab."""
@@ -260,9 +250,7 @@ class Gpulab(Section):
     image: str = Field(description="container image made by `make training-image` and pushed where GPULab can pull it")
     mode: Literal["1xN", "Nx1"] = Field(default="Nx1", description="one job with N GPUs, or N jobs with one GPU each")
     storage: Annotated[str, Field(pattern=r"^/\S+$", description="storage path in a job")] = "/project_ghent"
-    cluster_id: Annotated[int, Field(ge=1)] | None = Field(
-        default=None, description="GPULab cluster to run on; null: any"
-    )
+    cluster_id: Annotated[int, Field(ge=1)] | None = Field(default=None, description="GPULab cluster; null: any")
     cpus_per_gpu: Annotated[int, Field(ge=1, le=64, description="CPU cores of a job per GPU")] = 4
     memory_gb_per_gpu: Annotated[int, Field(ge=1, le=512, description="memory of a job per GPU")] = 16
     minutes: Annotated[int, Field(ge=1, le=10080, description="time limit of a job")] = 60

@@ -14,7 +14,6 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from cluster.core import config
@@ -25,55 +24,23 @@ from cluster.core.process import MARKER
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "horovod-cluster"
 
 
-@dataclass(frozen=True)
 class State:
-    env: str
-
-    @property
-    def dir(self) -> Path:
-        return ROOT / ".state" / self.env
-
-    @property
-    def key(self) -> Path:
-        return self.dir / "id_ed25519"
-
-    @property
-    def cluster_file(self) -> Path:
-        """cluster.yml, completed, as of the last deploy: what Terraform, Ansible and bench read."""
-        return self.dir / "cluster.yml"
+    def __init__(self, env: str) -> None:
+        self.env = env
+        self.dir = ROOT / ".state" / env
+        # cluster.yml, completed, as of the last deploy: what Terraform, Ansible and bench read.
+        self.cluster_file = self.dir / "cluster.yml"
+        self.tfstate = self.dir / "terraform.tfstate"
+        self.validation = self.dir / "validation.json"
+        self.known_hosts = self.dir / "known_hosts"
+        # Our key for all nodes, and the one with which the head logs in to the workers.
+        self.key, self.mesh_key = self.dir / "id_ed25519", self.dir / "mesh_ed25519"
+        self.lab_token = self.dir / "lab_token"
+        self.lab_certificate, self.lab_key = self.dir / "lab.crt", self.dir / "lab.key"
 
     def cluster(self) -> Cluster:
         """The configuration that is deployed; before the first deploy, that of cluster.yml."""
         return config.read(self.cluster_file) if self.cluster_file.exists() else config.load(self.env)
-
-    @property
-    def mesh_key(self) -> Path:
-        """The key with which the head logs in to the workers."""
-        return self.dir / "mesh_ed25519"
-
-    @property
-    def known_hosts(self) -> Path:
-        return self.dir / "known_hosts"
-
-    @property
-    def tfstate(self) -> Path:
-        return self.dir / "terraform.tfstate"
-
-    @property
-    def validation(self) -> Path:
-        return self.dir / "validation.json"
-
-    @property
-    def lab_token(self) -> Path:
-        return self.dir / "lab_token"
-
-    @property
-    def lab_certificate(self) -> Path:
-        return self.dir / "lab.crt"
-
-    @property
-    def lab_key(self) -> Path:
-        return self.dir / "lab.key"
 
     def log(self, name: str) -> Path:
         return self.dir / "logs" / f"{name}.log"

@@ -39,19 +39,3 @@ resource "terraform_data" "host" {
     }
   }
 }
-
-module "contract" {
-  source  = "../modules/contract"
-  cluster = local.cluster
-  ssh = {
-    user        = local.metal.user
-    key         = local.metal.key == null ? "${var.state_dir}/id_ed25519" : pathexpand(local.metal.key)
-    known_hosts = "${var.state_dir}/known_hosts"
-    jump_host   = local.metal.jump_host
-  }
-  nodes    = { for name, host in local.hosts : name => merge(host, { management_address = host.address }) }
-  networks = local.metal.networks
-
-  # There is no contract until all hosts answer.
-  depends_on = [terraform_data.host]
-}

@@ -12,4 +12,10 @@ variable "state_dir" {
 locals {
   # Completed and checked by cluster/core/config.py: every field is there.
   cluster = yamldecode(file(var.cluster_file)).cluster
+  # How to log in to nodes that we create.
+  ssh = {
+    user        = "ops"
+    key         = "${var.state_dir}/id_ed25519"
+    known_hosts = "${var.state_dir}/known_hosts"
+  }
 }

@@ -30,6 +30,7 @@ resource "terraform_data" "experiment" {
     environment = { INPUT = jsonencode(self.input) }
   }
 
+  # Releases all nodes and LANs.
   provisioner "local-exec" {
     when        = destroy
     command     = "${self.input.tool} destroy"
@@ -40,31 +41,4 @@ resource "terraform_data" "experiment" {
 locals {
   # The id is known only after create, so the file is read after it is written.
   found = try(jsondecode(file(terraform_data.experiment.id == "" ? "" : "${var.state_dir}/nodes.json")), null)
-}
-
-module "contract" {
-  source  = "../modules/contract"
-  cluster = local.cluster
-  ssh = {
-    user        = try(local.found.user, "")
-    key         = pathexpand(local.settings.ssh_key)
-    known_hosts = "${var.state_dir}/known_hosts"
-    jump_host   = try(local.found.jump_host, null)
-  }
-  nodes = local.found == null ? null : {
-    for name, node in module.nodes.nodes : name => {
-      index              = node.index
-      role               = node.role
-      management_address = local.found.addresses[name]
-      fabric_addresses   = node.addresses
-      gpus               = local.cluster.gpus_per_node
-      gpu_model          = local.cluster.gpu_model
-    }
-  }
-  networks = {
-    for fabric, subnet in local.settings.lans : fabric => {
-      interface = try(local.found.interfaces[fabric], "")
-      subnet    = subnet
-    }
-  }
 }

@@ -40,10 +40,10 @@ run "nodes_know_their_name_and_whom_to_let_in" {
 }
 
 run "count_is_that_of_the_file" {
-  command = plan
   variables {
     cluster_file = "tests/twelve.yml"
   }
+  command = plan
 
   assert {
     condition     = length(aws_instance.node) == 12 && contains(keys(aws_instance.node), "w11")

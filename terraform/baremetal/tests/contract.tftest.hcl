@@ -22,15 +22,6 @@ run "the_first_hosts_are_the_cluster" {
   }
 }
 
-run "contract_has_the_shape_of_every_root" {
-  command = plan
-
-  assert {
-    condition     = keys(output.cluster) == ["active_fabric", "fabrics", "name", "nodes", "provider", "ssh", "storage"]
-    error_message = "the output is the contract, got ${join(", ", keys(output.cluster))}"
-  }
-}
-
 run "count_is_that_of_the_file" {
   command = plan
   variables {
@@ -65,4 +56,13 @@ run "host_without_an_address_on_a_fabric_is_refused" {
     cluster_file = "tests/no-ib.yml"
   }
   expect_failures = [terraform_data.host]
+}
+
+run "contract_has_the_shape_of_every_root" {
+  command = plan
+
+  assert {
+    condition     = keys(output.cluster) == ["active_fabric", "fabrics", "name", "nodes", "provider", "ssh", "storage"]
+    error_message = "the contract is the output, got ${join(", ", keys(output.cluster))}"
+  }
 }

@@ -12,13 +12,6 @@ run "n_jobs_with_one_gpu_each" {
   }
 }
 
-run "contract_has_the_shape_of_every_root" {
-  assert {
-    condition     = keys(output.cluster) == ["active_fabric", "fabrics", "name", "nodes", "provider", "ssh", "storage"]
-    error_message = "the output is the contract, got ${join(", ", keys(output.cluster))}"
-  }
-}
-
 run "one_job_with_n_gpus" {
   variables {
     mode = "1xN"
@@ -35,4 +28,11 @@ run "unknown_mode_is_refused" {
     mode = "2x5"
   }
   expect_failures = [var.mode]
+}
+
+run "contract_has_the_shape_of_every_root" {
+  assert {
+    condition     = keys(output.cluster) == ["active_fabric", "fabrics", "name", "nodes", "provider", "ssh", "storage"]
+    error_message = "the output is the contract, got ${join(", ", keys(output.cluster))}"
+  }
 }
