@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import torch
 
@@ -36,7 +37,7 @@ class ShardFeed(Feed):
         self.start()
 
     def start(self) -> None:
-        self.before, self.begin = self.loader.meter.copy(), time.perf_counter()
+        self.before, self.begin = replace(self.loader.meter), time.perf_counter()
 
     def wait(self) -> None:
         next(self.loader)
@@ -50,15 +51,11 @@ class ShardFeed(Feed):
         return normalised(pixels.to(place, non_blocking=True)), labels.to(place, non_blocking=True)
 
     def report(self) -> InputReport:
-        did = self.loader.meter.since(self.before)
         return InputReport(
             cores=self.cores,
             reused=self.reused,
             elapsed_s=time.perf_counter() - self.begin,
-            read_bytes=did["read_bytes"],
-            read_s=did["read_s"],
-            decoded=did["decoded"],
-            decode_s=did["decode_s"],
+            **self.loader.meter.since(self.before),
             skipped=dict(self.loader.faults.counts),
             examples=self.loader.faults.examples,
         )

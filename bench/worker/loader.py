@@ -14,6 +14,7 @@ import threading
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
@@ -60,12 +61,7 @@ class Meter:
     read_s: float = 0.0
     read_bytes: int = 0
     decode_s: float = 0.0
-    decode_cpu_s: float = 0.0
     decoded: int = 0
-    waited_s: float = 0.0
-
-    def copy(self) -> Meter:
-        return Meter(**vars(self))
 
     def since(self, earlier: Meter) -> dict[str, float]:
         return {name: value - getattr(earlier, name) for name, value in vars(self).items()}
@@ -166,7 +162,6 @@ class Loader:
         if self.epochs is not None and self.taken == self.epochs * self.batches - self.start_batch:
             self.close()
             raise StopIteration
-        before = time.perf_counter()
         with self.changed:
             got = self.changed.wait_for(lambda: self.taken in self.ready or self.problem or self.closed, BATCH_TIMEOUT)
             if self.problem is not None:
@@ -174,7 +169,6 @@ class Loader:
             if not got or self.closed:
                 raise DataError(f"{self.index.location}: no batch within {BATCH_TIMEOUT:.0f} s")
             self.current = self.ready.pop(self.taken)
-        self.meter.waited_s += time.perf_counter() - before
         self.taken += 1
         return self.current
 
@@ -201,6 +195,13 @@ class Loader:
         if self.closed:
             raise Closed
 
+    def poll(self, attempt: Callable[[], T]) -> T:
+        """Call a queue until it has room or an item, or until the loader is closed."""
+        while True:
+            self.check()
+            with suppress(queue.Full, queue.Empty):
+                return attempt()
+
     def remaining(self) -> Iterator[tuple[int, int, Window]]:
         """Epoch, first row in the epoch, and window, of all windows still to be read."""
         for epoch in count(self.epoch) if self.epochs is None else range(self.epoch, self.epoch + self.epochs):
@@ -215,14 +216,7 @@ class Loader:
 
     def read(self) -> None:
         for _, _, window in self.remaining():
-            slots = self.read_window(window)
-            while True:
-                self.check()
-                try:
-                    self.windows.put(slots, timeout=POLL)
-                    break
-                except queue.Full:
-                    continue
+            self.poll(partial(self.windows.put, self.read_window(window), timeout=POLL))
 
     def read_window(self, window: Window) -> list[Slot]:
         """The samples of a window by position; None for a sample that could not be read."""
@@ -255,50 +249,34 @@ class Loader:
 
     def generate(self) -> Iterator[Task]:
         """Decoding tasks in order."""
-        sequence, row = 0, 0
-        batch: Batch | None = None
-        epoch_before = self.epoch
-        size = self.batches * self.batch
-
-        def place(epoch: int, at: int, sample: Sample | None, block: Block | None) -> Task:
-            nonlocal sequence, row, batch
-            if batch is None:
-                batch = self.wait_for(self.spare)
+        for position, (epoch, at, sample, block) in enumerate(self.uses()):
+            sequence, row = divmod(position, self.batch)
+            if row == 0:
+                batch = self.poll(partial(self.spare.get, timeout=POLL))
                 batch.pending = self.batch
-            task = Task(sequence, batch, row, sample, block, f"{self.seed}/{epoch}/{self.rank}/{at}")
-            row += 1
-            if row == self.batch:
-                sequence, row, batch = sequence + 1, 0, None
-            return task
+            yield Task(sequence, batch, row, sample, block, f"{self.seed}/{epoch}/{self.rank}/{at}")
 
-        at = 0
+    def uses(self) -> Iterator[tuple[int, int, Sample | None, Block | None]]:
+        """Epoch, row in the epoch, sample (None: padding) and, at the last use of the sample, its block."""
+        epoch_before, at = self.epoch, 0
+        size = self.batches * self.batch
         for epoch, begin, window in self.remaining():
             if epoch != epoch_before:
-                for pad in range(at, size):
-                    yield place(epoch_before, pad, None, None)
+                yield from ((epoch_before, pad, None, None) for pad in range(at, size))
                 epoch_before = epoch
             at = begin
             done = self.start_batch * self.batch if epoch == self.epoch else 0
-            slots = self.wait_for(self.windows)
+            slots = self.poll(partial(self.windows.get, timeout=POLL))
             for use in range(self.repeat):
                 for number in window.order:
                     slot = slots[number]
                     last = slot[1] if slot and use == self.repeat - 1 else None
                     if done <= at < size:
-                        yield place(epoch, at, slot[0] if slot else None, last)
+                        yield epoch, at, slot[0] if slot else None, last
                     elif last:
                         last.release()
                     at += 1
-        for pad in range(at, size):
-            yield place(epoch_before, pad, None, None)
-
-    def wait_for(self, source: queue.Queue[T]) -> T:
-        while True:
-            self.check()
-            try:
-                return source.get(timeout=POLL)
-            except queue.Empty:
-                continue
+        yield from ((epoch_before, pad, None, None) for pad in range(at, size))
 
     def decode(self, number: int) -> None:
         # Pin each thread to its own core: the scheduler leaves threads that often wait for each other on one core.
@@ -310,16 +288,15 @@ class Loader:
             if task is None:
                 return
             self.check()
-            begin, cpu = time.perf_counter(), time.thread_time()
+            begin = time.perf_counter()
             valid = task.sample is not None and self.decode_into(task.batch, task.row, task.sample, task.seed)
-            spent, used = time.perf_counter() - begin, time.thread_time() - cpu
+            spent = time.perf_counter() - begin
             if task.block is not None:
                 task.block.release()
             with self.changed:
                 task.batch.valid[task.row] = valid
                 self.any_valid = self.any_valid or valid
                 self.meter.decode_s += spent
-                self.meter.decode_cpu_s += used
                 self.meter.decoded += valid
                 task.batch.pending -= 1
                 if not task.batch.pending:

@@ -6,10 +6,9 @@ memory, and the samples of a window are shuffled. The order depends only on (see
 so a run can resume anywhere.
 """
 
-from __future__ import annotations
-
 import random
 from bisect import bisect_right
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Literal
@@ -70,27 +69,22 @@ class SampleOrder:
         random.Random(f"{self.seed}/{self.epoch}/shards").shuffle(numbers)
         return numbers
 
-    def windows(self) -> list[Window]:
+    def windows(self) -> Iterator[Window]:
         begin, end = self.share
         shards = self.shards()
         ends = list(accumulate(self.counts[number] for number in shards))
-        out = []
         for low in range(begin, end, self.window):
             high = min(low + self.window, end)
             order = list(range(high - low))
             random.Random(f"{self.seed}/{self.epoch}/{low}").shuffle(order)
-            out.append(Window(tuple(self.pieces(shards, ends, low, high)), tuple(order)))
-        return out
+            yield Window(tuple(self.pieces(shards, ends, low, high)), tuple(order))
 
-    def pieces(self, shards: list[int], ends: list[int], low: int, high: int) -> list[Piece]:
+    def pieces(self, shards: list[int], ends: list[int], low: int, high: int) -> Iterator[Piece]:
         """The parts of shards at positions low to high."""
-        out = []
         while low < high:
             place = bisect_right(ends, low)
             number = shards[place]
             start = ends[place] - self.counts[number]
             stop = min(high, ends[place])
-            if stop > low:
-                out.append(Piece(number, low - start, stop - start))
+            yield Piece(number, low - start, stop - start)
             low = stop
-        return out

@@ -15,6 +15,7 @@ from array import array
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -111,7 +112,7 @@ def fetch(location: str, name: str) -> bytes:
     """A whole small file."""
     try:
         if is_url(location):
-            with HttpStream(f"{location}/{name}", 0, None) as stream:
+            with closing(HttpStream(f"{location}/{name}", 0, None)) as stream:
                 return stream.read_all()
         return (Path(location) / name).read_bytes()
     except FileNotFoundError as error:
@@ -244,7 +245,7 @@ def blocks(
     except OSError as error:
         faults.add(f"shard not readable ({error.strerror})", shard.name, last - first)
         return
-    with stream:
+    with closing(stream):
         for begin, after in runs(starts, first, last, pool.size):
             base = starts[begin]
             size = starts[after] - base

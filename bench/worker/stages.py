@@ -5,14 +5,13 @@
 prints the rates of this machine as JSON. `bench data bench` on the controller calls measure() directly.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from resource import RUSAGE_SELF, getrusage
 from typing import Any
@@ -28,39 +27,19 @@ BATCH = 64
 IMAGES = 256
 
 
-@dataclass(frozen=True)
-class Rate:
-    """Work of a stage, with its wall-clock and CPU seconds."""
+Rate = dict[str, Any]
 
-    stage: str
-    images: int
-    bytes: int
-    seconds: float
-    cpu_seconds: float
-    cores: int = 1
-    note: str = ""
 
-    @property
-    def images_per_second(self) -> float:
-        return self.images / self.seconds
-
-    @property
-    def mb_per_second(self) -> float:
-        return self.bytes / self.seconds / 1e6
-
-    @property
-    def images_per_core(self) -> float:
-        return self.images / max(self.cpu_seconds, 1e-9)
-
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "stage": self.stage,
-            "images_per_second": self.images_per_second,
-            "mb_per_second": self.mb_per_second,
-            "images_per_second_per_core": self.images_per_core,
-            "cores": self.cores,
-            "note": self.note,
-        }
+def rate(stage: str, count: int, size: float, seconds: float, cpu: float, cores: int = 1, note: str = "") -> Rate:
+    """The rates of a stage from its images, bytes, wall-clock and CPU seconds."""
+    return {
+        "stage": stage,
+        "images_per_second": count / seconds,
+        "mb_per_second": size / seconds / 1e6,
+        "images_per_second_per_core": count / max(cpu, 1e-9),
+        "cores": cores,
+        "note": note,
+    }
 
 
 def cpu_seconds(who: int = RUSAGE_SELF) -> float:
@@ -76,7 +55,7 @@ def timed(stage: str, seconds: float, once: Callable[[], tuple[int, int]], note:
     while not done or time.perf_counter() - begin < seconds:
         n, b = once()
         done, size = done + n, size + b
-    return Rate(stage, done, size, time.perf_counter() - begin, cpu_seconds() - cpu, 1, note)
+    return rate(stage, done, size, time.perf_counter() - begin, cpu_seconds() - cpu, note=note)
 
 
 def raw_read(index: Index) -> tuple[int, int]:
@@ -85,7 +64,7 @@ def raw_read(index: Index) -> tuple[int, int]:
     buffer = memoryview(bytearray(shards.BLOCK))
     done = 0
     try:
-        with shards.open_stream(index.location, shard.name, 0, shard.bytes) as stream:
+        with closing(shards.open_stream(index.location, shard.name, 0, shard.bytes)) as stream:
             while got := stream.fill(buffer[: min(len(buffer), shard.bytes - done)]):
                 done += got
     except OSError as error:
@@ -159,41 +138,35 @@ def to_device(batch: NDArray[numpy.uint8], seconds: float) -> Rate:
         import torch
     except ImportError:
         torch = None
-    if torch is not None and torch.cuda.is_available():
-        pinned = torch.from_numpy(batch).pin_memory()
-
-        def copy() -> tuple[int, int]:
-            pinned.to("cuda", non_blocking=True)
-            torch.cuda.synchronize()
-            return len(batch), batch.nbytes
-
-        return timed("host to device", seconds, copy)
+    cuda = torch is not None and torch.cuda.is_available()
+    source: Any = torch.from_numpy(batch).pin_memory() if cuda else batch
     target = numpy.zeros_like(batch)
 
-    def within() -> tuple[int, int]:
-        target[...] = batch
+    def copy() -> tuple[int, int]:
+        if cuda:
+            source.to("cuda", non_blocking=True)
+            torch.cuda.synchronize()
+        else:
+            target[...] = source
         return len(batch), batch.nbytes
 
-    return timed("host to device", seconds, within, "copy in memory, no GPU")
+    return timed("host to device", seconds, copy, "" if cuda else "copy in memory, no GPU")
 
 
 def pipeline(index: Index, cores: int, seconds: float) -> Rate:
     """The loader as the worker uses it."""
     batch = min(BATCH, index.samples)
-    loader = Loader(index, 0, 1, batch, cores=cores)
-    try:
+    with closing(Loader(index, 0, 1, batch, cores=cores)) as loader:
         for _ in range(3):
             next(loader)
-        before, begin, cpu = loader.meter.copy(), time.perf_counter(), cpu_seconds()
+        before, begin, cpu = replace(loader.meter), time.perf_counter(), cpu_seconds()
         done = 0
         while time.perf_counter() - begin < seconds:
             next(loader)
             done += batch
         spent, used = time.perf_counter() - begin, cpu_seconds() - cpu
         read = loader.meter.since(before)["read_bytes"]
-    finally:
-        loader.close()
-    return Rate("pipeline", done, int(read), spent, used, cores)
+    return rate("pipeline", done, read, spent, used, cores)
 
 
 def measure(locations: list[str], cores: int, seconds: float) -> dict[str, Any]:
@@ -206,12 +179,12 @@ def measure(locations: list[str], cores: int, seconds: float) -> dict[str, Any]:
         "storage": {
             location: {
                 "kind": "HTTP" if shards.is_url(location) else filesystem(Path(location)),
-                "stages": [rate.as_json() for rate in storage(index, seconds)],
-                "pipeline": pipeline(index, cores, seconds).as_json(),
+                "stages": storage(index, seconds),
+                "pipeline": pipeline(index, cores, seconds),
             }
             for location, index in indexes.items()
         },
-        "core": [rate.as_json() for rate in processing(first_images(first), seconds)],
+        "core": processing(first_images(first), seconds),
     }
 
 

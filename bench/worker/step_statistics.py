@@ -1,15 +1,15 @@
 """Whether step times have settled, and the interval of their median. Standard library only: it also runs on nodes."""
 
-from __future__ import annotations
-
 import statistics
+from itertools import accumulate
 from math import comb
 
+CONFIDENCE = 0.95
 STEADY = 0.05
 SMALLEST_SAMPLE = 6
 
 
-def median_interval(values: list[float], confidence: float = 0.95) -> tuple[float, float]:
+def median_interval(values: list[float]) -> tuple[float, float]:
     """Interval of the median from order statistics, valid for any distribution.
 
     With fewer than six values no such interval reaches 95%; the whole range is returned.
@@ -17,13 +17,8 @@ def median_interval(values: list[float], confidence: float = 0.95) -> tuple[floa
     ordered = sorted(values)
     n = len(ordered)
     # P(median lies outside the k-th smallest and largest) = 2 * P(Binomial(n, 1/2) < k)
-    tail, k = 0.0, 0
-    while k < n // 2:
-        tail += comb(n, k) / 2**n
-        if 2 * tail > 1 - confidence:
-            break
-        k += 1
-    k = max(k, 1)
+    tails = accumulate(comb(n, k) / 2**n for k in range(n // 2))
+    k = max(1, sum(2 * tail <= 1 - CONFIDENCE for tail in tails))
     return ordered[k - 1], ordered[n - k]
 
 

@@ -1,11 +1,9 @@
 """Read a range of bytes in order, from a file or over HTTP."""
 
-from __future__ import annotations
-
 import http.client
 import logging
 import os
-import threading
+import time
 import urllib.parse
 
 ATTEMPTS = 6
@@ -40,12 +38,6 @@ class FileStream:
     def close(self) -> None:
         os.close(self.file)
 
-    def __enter__(self) -> FileStream:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
 
 class HttpStream:
     """Bytes start to stop of a URL, by range requests. A broken connection is opened again where it broke."""
@@ -58,7 +50,6 @@ class HttpStream:
         self.position, self.stop = start, stop
         self.connection: http.client.HTTPConnection | None = None
         self.failures = 0
-        self.pause = threading.Event()
         self.response: http.client.HTTPResponse | None = self.open()
 
     def open(self) -> http.client.HTTPResponse:
@@ -94,7 +85,7 @@ class HttpStream:
         if self.failures >= ATTEMPTS:
             raise StreamError(f"{reason}; gave up after {ATTEMPTS} attempts") from None
         log.warning("%s: error: %s; attempt %d of %d", self.url, reason, self.failures, ATTEMPTS)
-        self.pause.wait(FIRST_PAUSE * 2**self.failures)
+        time.sleep(FIRST_PAUSE * 2**self.failures)
 
     def fill(self, view: memoryview) -> int:
         """Fill the view and return the bytes read: fewer than its size only at the end of the file."""
@@ -129,12 +120,6 @@ class HttpStream:
         self.response = None
         if self.connection:
             self.connection.close()
-
-    def __enter__(self) -> HttpStream:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 Stream = FileStream | HttpStream
