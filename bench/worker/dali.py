@@ -65,11 +65,7 @@ class DaliFeed(Feed):
             device_id=engine.local_rank,
         )
         self.batches = DALIGenericIterator(
-            [made],
-            ["pixels", "labels"],
-            reader_name="shards",
-            last_batch_policy=LastBatchPolicy.DROP,
-            auto_reset=True,
+            [made], ["pixels", "labels"], reader_name="shards", last_batch_policy=LastBatchPolicy.DROP, auto_reset=True
         )
 
     def wait(self) -> None:

@@ -63,8 +63,8 @@ class EmulatedDevice:
         computed = time.perf_counter()
         engine.wait()
         end = time.perf_counter()
-        slow = self.slowdown
-        return Step((end - begin) / slow, (computed - start) / slow, (end - first) / slow, (start - begin) / slow)
+        times = (end - begin, computed - start, end - first, start - begin)
+        return Step(*(seconds / self.slowdown for seconds in times))
 
     def check(self, engine: Engine) -> None:
         for name, tensor, _ in self.gradients:
@@ -76,16 +76,10 @@ class TrainingDevice:
     """Trains the model and submits each gradient, in fp16 if half is set, as soon as backward yields it."""
 
     def __init__(
-        self,
-        model: nn.Module,
-        images: torch.Tensor,
-        labels: torch.Tensor,
-        name: str,
-        half: bool,
-        source: Feed | None = None,
+        self, model: nn.Module, images: torch.Tensor, labels: torch.Tensor, name: str, half: bool, source: Feed
     ) -> None:
         self.model, self.images, self.labels, self.name, self.half = model, images, labels, name, half
-        self.source = source or Feed()
+        self.source = source
         self.optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE, momentum=0.9)
         self.engine: GradientSum | None = None
         self.sent: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -105,10 +99,6 @@ class TrainingDevice:
     def synchronize(self) -> None:
         if self.images.is_cuda:
             torch.cuda.synchronize()
-
-    def broadcast_weights(self, engine: Engine) -> None:
-        """Start all ranks with the weights of rank 0."""
-        self.model.load_state_dict(engine.broadcast(self.model.state_dict()))
 
     def step(self, engine: GradientSum) -> Step:
         self.engine, self.sent, self.first = engine, [], 0.0
@@ -146,9 +136,8 @@ def make(trial: TrialSpec, gradients: list[Gradient], engine: Engine, source: Fe
     torch.manual_seed(1)
     model = torch_models.MODELS[trial.model]().to(target)
     generator = torch.Generator().manual_seed(100 + engine.rank)
-    pixels = trial.pixels
-    images = torch.randn(trial.batch, 3, pixels, pixels, generator=generator).to(target)
+    images = torch.randn(trial.batch, 3, trial.pixels, trial.pixels, generator=generator).to(target)
     labels = torch.randint(torch_models.CLASSES, (trial.batch,), generator=generator).to(target)
-    device = TrainingDevice(model, images, labels, trial.model, trial.compression == "fp16", source)
-    device.broadcast_weights(engine)
-    return device
+    # All ranks start with the weights of rank 0.
+    model.load_state_dict(engine.broadcast(model.state_dict()))
+    return TrainingDevice(model, images, labels, trial.model, trial.compression == "fp16", source)

@@ -3,19 +3,16 @@
 Standard library only: both sides use it, and the controller has no torch.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import types
 import typing
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
-from functools import cache
-from typing import Any, Literal, TypeVar
+from pathlib import Path
+from typing import Any, Literal
 
 MARK = "@bench "
 ONE_BIT_HEADER = 8  # bytes: two means as float32
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -199,34 +196,23 @@ def parse(line: str) -> Event | None:
 
 
 def read_spec(path: str, sha256: str) -> Spec:
-    with open(path, "rb") as file:  # noqa: PTH123
-        content = file.read()
+    content = Path(path).read_bytes()
     if hashlib.sha256(content).hexdigest() != sha256:
         raise SystemExit(f"Error: {path}: wrong checksum: not the spec of this launch; run the same command again")
-    return decode(Spec, json.loads(content))
+    spec: Spec = decode(Spec, json.loads(content))
+    return spec
 
 
-def decode(kind: type[T], value: Any) -> T:
+def decode(kind: Any, value: Any) -> Any:
     """Rebuild a dataclass from the output of asdict."""
-    decoded: T = _decode(kind, value)
-    return decoded
-
-
-def _decode(kind: Any, value: Any) -> Any:
     if isinstance(kind, type) and is_dataclass(kind):
-        hints = _hints(kind)
-        names = [item.name for item in fields(kind) if item.name in value]
-        return kind(**{name: _decode(hints[name], value[name]) for name in names})
+        # The types of the fields are classes, not text: this file must not import annotations from __future__.
+        return kind(**{item.name: decode(item.type, value[item.name]) for item in fields(kind) if item.name in value})
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
     if origin is types.UnionType:
-        return None if value is None else _decode(inner[0], value)
+        return None if value is None else decode(inner[0], value)
     if origin is list:
-        return [_decode(inner[0], item) for item in value]
+        return [decode(inner[0], item) for item in value]
     if origin is dict:
-        return {key: _decode(inner[1], item) for key, item in value.items()}
+        return {key: decode(inner[1], item) for key, item in value.items()}
     return value
-
-
-@cache
-def _hints(kind: Any) -> dict[str, Any]:
-    return typing.get_type_hints(kind)

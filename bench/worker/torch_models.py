@@ -11,10 +11,15 @@ from torch.nn import functional as F
 CLASSES = 1000
 
 
-def conv_norm(
-    inputs: int, outputs: int, kernel: int | tuple[int, int], eps: float = 1e-5, **options: int
-) -> nn.Sequential:
+Kernel = int | tuple[int, int]
+
+
+def conv_norm(inputs: int, outputs: int, kernel: Kernel, eps: float = 1e-5, **options: int) -> nn.Sequential:
     return nn.Sequential(nn.Conv2d(inputs, outputs, kernel, bias=False, **options), nn.BatchNorm2d(outputs, eps=eps))
+
+
+def conv_relu(inputs: int, outputs: int, kernel: int, **options: int) -> nn.Sequential:
+    return nn.Sequential(nn.Conv2d(inputs, outputs, kernel, **options), nn.ReLU(inplace=True))
 
 
 class Bottleneck(nn.Module):
@@ -38,18 +43,15 @@ class Bottleneck(nn.Module):
 
 
 def resnet(*blocks: int) -> nn.Sequential:
-    layers: list[nn.Module] = [
-        conv_norm(3, 64, 7, stride=2, padding=3),
-        nn.ReLU(inplace=True),
-        nn.MaxPool2d(3, stride=2, padding=1),
-    ]
+    stem = (conv_norm(3, 64, 7, stride=2, padding=3), nn.ReLU(inplace=True), nn.MaxPool2d(3, stride=2, padding=1))
+    layers: list[nn.Module] = []
     inputs = 64
     for stage, count in enumerate(blocks):
         width = 64 << stage
         for i in range(count):
             layers.append(Bottleneck(inputs, width, 2 if stage and not i else 1))
             inputs = 4 * width
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, CLASSES))
+    return nn.Sequential(*stem, *layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, CLASSES))
 
 
 def dense(inputs: int, dropout_first: bool) -> list[nn.Module]:
@@ -66,28 +68,22 @@ def vgg16() -> nn.Sequential:
     inputs = 3
     for width, count in ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3)):
         for _ in range(count):
-            layers += [nn.Conv2d(inputs, width, 3, padding=1), nn.ReLU(inplace=True)]
+            layers.append(conv_relu(inputs, width, 3, padding=1))
             inputs = width
         layers.append(nn.MaxPool2d(2, stride=2))
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(7), nn.Flatten(), *dense(512 * 49, dropout_first=False))
 
 
 def alexnet() -> nn.Sequential:
-    pool = {"kernel_size": 3, "stride": 2}
     return nn.Sequential(
-        nn.Conv2d(3, 64, 11, stride=4, padding=2),
-        nn.ReLU(inplace=True),
-        nn.MaxPool2d(**pool),
-        nn.Conv2d(64, 192, 5, padding=2),
-        nn.ReLU(inplace=True),
-        nn.MaxPool2d(**pool),
-        nn.Conv2d(192, 384, 3, padding=1),
-        nn.ReLU(inplace=True),
-        nn.Conv2d(384, 256, 3, padding=1),
-        nn.ReLU(inplace=True),
-        nn.Conv2d(256, 256, 3, padding=1),
-        nn.ReLU(inplace=True),
-        nn.MaxPool2d(**pool),
+        conv_relu(3, 64, 11, stride=4, padding=2),
+        nn.MaxPool2d(3, stride=2),
+        conv_relu(64, 192, 5, padding=2),
+        nn.MaxPool2d(3, stride=2),
+        conv_relu(192, 384, 3, padding=1),
+        conv_relu(384, 256, 3, padding=1),
+        conv_relu(256, 256, 3, padding=1),
+        nn.MaxPool2d(3, stride=2),
         nn.AdaptiveAvgPool2d(6),
         nn.Flatten(),
         *dense(256 * 36, dropout_first=True),
@@ -105,7 +101,7 @@ class Branches(nn.Module):
         return torch.cat([path(x) for path in self.paths], 1)
 
 
-def unit(inputs: int, outputs: int, kernel: int | tuple[int, int], **options: int) -> nn.Sequential:
+def unit(inputs: int, outputs: int, kernel: Kernel, **options: int) -> nn.Sequential:
     """Convolution, normalisation and ReLU; 1xn and nx1 kernels are padded to keep the image size."""
     if isinstance(kernel, tuple):
         options = {**options, "padding": (kernel[0] // 2, kernel[1] // 2)}  # type: ignore[dict-item]
@@ -127,16 +123,11 @@ def inception_a(inputs: int, pooled: int) -> Branches:
 
 def inception_c(width: int) -> Branches:
     wide, tall = (1, 7), (7, 1)
+    middle = (unit(width, width, kernel) for kernel in (tall, wide, tall))
     return Branches(
         unit(768, 192, 1),
         nn.Sequential(unit(768, width, 1), unit(width, width, wide), unit(width, 192, tall)),
-        nn.Sequential(
-            unit(768, width, 1),
-            unit(width, width, tall),
-            unit(width, width, wide),
-            unit(width, width, tall),
-            unit(width, 192, wide),
-        ),
+        nn.Sequential(unit(768, width, 1), *middle, unit(width, 192, wide)),
         nn.Sequential(average(), unit(768, 192, 1)),
     )
 

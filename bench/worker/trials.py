@@ -1,26 +1,12 @@
 """Run the trials of a launch, one process per GPU. Rank 0 prints the results."""
 
-from __future__ import annotations
-
 import socket
 import statistics
 import time
 
 from bench.worker import compression, counters, devices, feed, rank, step_statistics
-from bench.worker.devices import Device
 from bench.worker.engines import Engine
-from bench.worker.protocol import (
-    Gradient,
-    LaunchSpec,
-    Progress,
-    RankReport,
-    Spec,
-    Step,
-    TrialDone,
-    TrialSpec,
-    WarmUp,
-    emit,
-)
+from bench.worker.protocol import LaunchSpec, Progress, RankReport, Spec, Step, TrialDone, TrialSpec, WarmUp, emit
 
 CHUNK_STEPS = 2
 MAX_WARMUP_STEPS = 8
@@ -29,26 +15,22 @@ TARGET_HALF_WIDTH = 0.02
 CHECK_STEPS, CHECK_SECONDS = 3, 2.0
 
 
-def run_steps(engine: Engine, device: Device, count: int) -> list[Step]:
-    return [device.step(engine) for _ in range(count)]
-
-
 def slowest(engine: Engine, steps: list[Step], late: bool) -> tuple[list[float], bool]:
     """Time of the slowest rank per step (a step ends when all ranks end), and whether rank 0 is out of time."""
     reports = engine.gather(([step.total for step in steps], late))
     return [max(times) for times in zip(*(times for times, _ in reports), strict=True)], reports[0][1]
 
 
-def run_trial(engine: Engine, trial: TrialSpec, gradients: list[Gradient]) -> None:
+def run_trial(engine: Engine, trial: TrialSpec, spec: Spec) -> None:
     rank.set_rate(trial, engine.local_rank)
     engine.barrier()
     engine = compression.wrap(engine, trial.compression)
     source = feed.make(trial, engine)
-    device = devices.make(trial, gradients, engine, source)
+    device = devices.make(trial, spec.gradients.get(trial.model, []), engine, source)
     started = time.perf_counter()
     step_times: list[float] = []
     while True:
-        chunk = run_steps(engine, device, CHUNK_STEPS)
+        chunk = [device.step(engine) for _ in range(CHUNK_STEPS)]
         times, late = slowest(engine, chunk, time.perf_counter() - started > trial.seconds)
         step_times += times
         if engine.rank == 0:
@@ -64,7 +46,7 @@ def run_trial(engine: Engine, trial: TrialSpec, gradients: list[Gradient]) -> No
     source.start()
     count, seconds = (CHECK_STEPS, CHECK_SECONDS) if trial.check else (CHUNK_STEPS, trial.seconds)
     while True:
-        chunk = run_steps(engine, device, count)
+        chunk = [device.step(engine) for _ in range(count)]
         steps += chunk
         times, late = slowest(engine, chunk, time.perf_counter() - warm_at > seconds)
         step_times += times
@@ -75,8 +57,7 @@ def run_trial(engine: Engine, trial: TrialSpec, gradients: list[Gradient]) -> No
     sent_after = counters.sent_bytes()
     sent = {nic: (sent_after[nic] - before) / len(steps) for nic, before in sent_before.items() if nic in sent_after}
     busy, total = (after - before for after, before in zip(counters.cpu_times(), cpu_before, strict=True))
-    report = RankReport(socket.gethostname(), engine.local_rank, steps, sent, source.report())
-    reports = engine.gather(report)
+    reports = engine.gather(RankReport(socket.gethostname(), engine.local_rank, steps, sent, source.report()))
     device.check(engine)
     source.close()
     if engine.rank == 0:
@@ -97,7 +78,7 @@ def run_trial(engine: Engine, trial: TrialSpec, gradients: list[Gradient]) -> No
 
 def run_trials(engine: Engine, spec: Spec, launch: LaunchSpec) -> None:
     for trial in launch.trials:
-        run_trial(engine, trial, spec.gradients.get(trial.model, []))
+        run_trial(engine, trial, spec)
 
 
 def main() -> None:

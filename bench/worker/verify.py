@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from bench.worker import compression, devices, engines
+from bench.worker.feed import Feed
 
 STEPS = 8
 BATCH = 4
@@ -31,14 +32,8 @@ class SingleProcess:
 def network() -> nn.Sequential:
     """Without batch normalisation: its statistics depend, correctly, on how a batch is split."""
     torch.manual_seed(7)
-    return nn.Sequential(
-        nn.Conv2d(3, 8, 3, stride=2),
-        nn.ReLU(),
-        nn.Conv2d(8, 16, 3, stride=2),
-        nn.ReLU(),
-        nn.Flatten(),
-        nn.LazyLinear(CLASSES),
-    )
+    convolutions = (nn.Conv2d(3, 8, 3, stride=2), nn.ReLU(), nn.Conv2d(8, 16, 3, stride=2), nn.ReLU())
+    return nn.Sequential(*convolutions, nn.Flatten(), nn.LazyLinear(CLASSES))
 
 
 def train(engine: engines.GradientSum, images: torch.Tensor, labels: torch.Tensor) -> devices.TrainingDevice:
@@ -47,7 +42,7 @@ def train(engine: engines.GradientSum, images: torch.Tensor, labels: torch.Tenso
     torch.manual_seed(7)
     for parameter in model.parameters():
         nn.init.normal_(parameter, std=0.1)
-    device = devices.TrainingDevice(model, images, labels, "verify", half=False)
+    device = devices.TrainingDevice(model, images, labels, "verify", half=False, source=Feed())
     for _ in range(STEPS):
         device.step(engine)
     return device
