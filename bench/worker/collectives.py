@@ -3,8 +3,6 @@
 Each case is checked numerically once and repeated until its time is used up.
 """
 
-from __future__ import annotations
-
 import time
 
 import torch
@@ -27,14 +25,13 @@ def tensor_for(case: CaseSpec, engine: Engine, cuda: bool) -> torch.Tensor:
 def errors(case: CaseSpec, result: torch.Tensor, engine: Engine) -> int:
     """The number of elements that differ from the expected result."""
     ranks = range(1, engine.size + 1)
-    total = float(sum(ranks))
     if case.collective == "broadcast":
         expected = torch.ones(case.count)
     elif case.collective in ("all_gather", "all_to_all"):
         share = case.count // engine.size
         expected = torch.cat([torch.full((share,), float(value)) for value in ranks])
     else:
-        expected = torch.full((result.numel(),), total)
+        expected = torch.full((result.numel(),), float(sum(ranks)))
     return int((result[: expected.numel()].cpu() != expected).sum())
 
 

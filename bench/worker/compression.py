@@ -4,8 +4,6 @@ A tensor is sent as its signs, the mean of its positive and the mean of its nega
 Signs cannot be summed on the way, so each rank receives the payloads of all ranks and sums the decoded values.
 """
 
-from __future__ import annotations
-
 from typing import Any, cast
 
 import numpy as np

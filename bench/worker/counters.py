@@ -1,7 +1,5 @@
 """Bytes sent and CPU time of this node, from kernel counters. Standard library only."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 # port_xmit_data counts 4-byte words.

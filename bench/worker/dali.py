@@ -3,8 +3,6 @@
 Written from DALI's documentation and never run, because no GPU was available.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

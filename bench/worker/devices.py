@@ -1,7 +1,5 @@
 """The device of a step: an emulated accelerator that sleeps, or a real one that trains."""
 
-from __future__ import annotations
-
 import time
 from typing import Protocol
 

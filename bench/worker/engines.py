@@ -1,7 +1,5 @@
 """Engines that sum gradients over all ranks. Each accepts tensors as they become ready, then waits for all sums."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import time
@@ -173,13 +171,14 @@ class DdpEngine(TorchEngine):
         self.pending: list[tuple[Any, torch.Tensor, list[torch.Tensor]]] = []
         self.scale, self.first = scale, True
 
-    def _full(self, share: float) -> bool:
+    def _add(self, tensor: torch.Tensor, share: float) -> bool:
+        """Add a tensor to the bucket; whether the bucket is full."""
+        self.bucket.append(tensor)
         limit = (DDP_FIRST_BUCKET if self.first else DDP_BUCKET) / self.scale * share
         return bool(sum(tensor.numel() * tensor.element_size() for tensor in self.bucket) >= limit)
 
     def submit(self, name: str, tensor: torch.Tensor) -> None:
-        self.bucket.append(tensor)
-        if self._full(1.0):
+        if self._add(tensor, 1.0):
             self._sum_bucket()
 
     def _sum_bucket(self) -> None:
@@ -197,16 +196,14 @@ class DdpEngine(TorchEngine):
 
     def submit_bytes(self, name: str, payload: torch.Tensor) -> None:
         """A bucket holds as many elements as an uncompressed one, at 1 bit each instead of 32."""
-        self.bucket.append(payload)
-        if self._full(1 / 32):
+        if self._add(payload, 1 / 32):
             self._gather_bucket()
 
     def _gather_bucket(self) -> None:
         flat = torch.cat(self.bucket)
         output = torch.empty(flat.numel() * self.size, dtype=flat.dtype)
-        self.pending.append(
-            (self.dist.all_gather(list(output.chunk(self.size)), flat, async_op=True), output, self.bucket)
-        )
+        work = self.dist.all_gather(list(output.chunk(self.size)), flat, async_op=True)
+        self.pending.append((work, output, self.bucket))
         self.bucket, self.first = [], False
 
     def wait_bytes(self) -> list[torch.Tensor]:

@@ -1,7 +1,5 @@
 """Input of a device: none (synthetic data stays on the device), images from shards, or images from DALI on a GPU."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import replace
 
@@ -32,8 +30,8 @@ class Feed:
 class ShardFeed(Feed):
     """Images that the cores of the node decode while the device computes."""
 
-    def __init__(self, loader: Loader, cores: int, reused: int) -> None:
-        self.loader, self.cores, self.reused = loader, cores, reused
+    def __init__(self, loader: Loader) -> None:
+        self.loader = loader
         self.start()
 
     def start(self) -> None:
@@ -52,8 +50,8 @@ class ShardFeed(Feed):
 
     def report(self) -> InputReport:
         return InputReport(
-            cores=self.cores,
-            reused=self.reused,
+            cores=self.loader.cores,
+            reused=self.loader.repeat,
             elapsed_s=time.perf_counter() - self.begin,
             **self.loader.meter.since(self.before),
             skipped=dict(self.loader.faults.counts),
@@ -96,4 +94,4 @@ def make(trial: TrialSpec, engine: Engine) -> Feed:
         floats=trial.device == "cpu",
         repeat=data.reused,
     )
-    return ShardFeed(loader, data.cores, data.reused)
+    return ShardFeed(loader)

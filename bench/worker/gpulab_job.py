@@ -4,8 +4,6 @@ The environment gives JOB_NUMBER, JOB_COUNT, JOB_SLOTS and JOB_FOLDER (for the r
 one rank. A single job needs no rendezvous: horovodrun starts its ranks.
 """
 
-from __future__ import annotations
-
 import base64
 import json
 import os
@@ -30,8 +28,7 @@ def own_address() -> str:
             sender.connect(("192.0.2.1", 9))  # sends nothing, only selects a route
             return str(sender.getsockname()[0])
         except OSError:
-            words = subprocess.run(["hostname", "-I"], capture_output=True, text=True, check=True).stdout.split()
-            return words[0]
+            return subprocess.run(["hostname", "-I"], capture_output=True, text=True, check=True).stdout.split()[0]
 
 
 def interface_of(address: str) -> str:
@@ -142,9 +139,9 @@ def main() -> int:
         launcher = Path(sys.executable).parent / "horovodrun"
         command = [str(launcher), "--gloo", "-np", str(slots), "-H", f"localhost:{slots}", *argv]
         return subprocess.run(command, check=False).returncode
-    code = 0
     if argv == ["probe"]:
         probe(number, count, folder, deadline)
+        code = 0
     else:
         environment = {**os.environ, **rank_environment(number, count, folder, deadline)}
         code = subprocess.run(argv, env=environment, check=False).returncode

@@ -4,8 +4,6 @@ libjpeg-turbo (simplejpeg) decodes a large image at a half, a quarter or an eigh
 enough pixels. OpenCV resizes only the crop.
 """
 
-from __future__ import annotations
-
 import math
 import random
 import threading

@@ -5,8 +5,6 @@
 Prints a JSON list of {node, to, gbps}. Standard library only.
 """
 
-from __future__ import annotations
-
 import json
 import socket
 import subprocess

@@ -5,8 +5,6 @@ finished batches in order. Memory does not depend on the size of a shard (see `b
 samples (one being read, one waiting, one being decoded) and AHEAD + 1 batches of pixels.
 """
 
-from __future__ import annotations
-
 import os
 import queue
 import random
@@ -18,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import numpy
 from numpy.typing import NDArray
@@ -56,14 +54,14 @@ class Batch:
 
 @dataclass
 class Meter:
-    """Work and seconds of the pipeline, summed over its threads."""
+    """Work and seconds of the pipeline, summed over its threads: a part of InputReport."""
 
     read_s: float = 0.0
     read_bytes: int = 0
     decode_s: float = 0.0
     decoded: int = 0
 
-    def since(self, earlier: Meter) -> dict[str, float]:
+    def since(self, earlier: Self) -> dict[str, float]:
         return {name: value - getattr(earlier, name) for name, value in vars(self).items()}
 
 
@@ -151,7 +149,7 @@ class Loader:
         pixels = numpy.zeros((self.batch, *shape), numpy.float32 if self.floats else numpy.uint8)
         return Batch(pixels, numpy.zeros(self.batch, numpy.int64), numpy.zeros(self.batch, bool), [""] * self.batch)
 
-    def __iter__(self) -> Loader:
+    def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> Batch:

@@ -5,8 +5,6 @@ no fusion, as in distributed TensorFlow. A new tensor goes to the server that ow
 split, so the owner of a large tensor is the slowest.
 """
 
-from __future__ import annotations
-
 import queue
 import threading
 from typing import Any

@@ -1,7 +1,5 @@
 """The frame of every rank: read the spec, set the link rate, start the engine, end with the launcher."""
 
-from __future__ import annotations
-
 import argparse
 import ctypes
 import os

@@ -54,9 +54,6 @@ class Faults:
             if len(self.examples) < EXAMPLES:
                 self.examples.append(text)
 
-    def __bool__(self) -> bool:
-        return bool(self.counts)
-
 
 @dataclass(frozen=True)
 class Shard:

@@ -1,7 +1,5 @@
 """Run a launcher on the head. End it and its ranks when the controller goes away (standard input closes)."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

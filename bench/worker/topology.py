@@ -5,8 +5,6 @@
 Prints one JSON object. Traffic between a process and a network card on different NUMA nodes is slower.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """The models in plain torch, for devices that train. bench/catalogue/models.py has tables of their sizes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

@@ -3,8 +3,6 @@
 Rank 0 prints the largest difference, over all weights, from a single process that trained on the whole batch.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 

@@ -136,7 +136,7 @@ def test_shards_of_another_layout_are_read(tmp_path, loaders):
     (tmp_path / "t-000.idx").write_text("\n".join(lines))
     loader = loaders(index, batch=3)
     assert sorted(keys(loader)) == [f"s{number:05d}" for number in range(6)]
-    assert not loader.faults
+    assert not loader.faults.counts
 
 
 # Damages of a data set, and how they are reported.
