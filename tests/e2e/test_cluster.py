@@ -311,7 +311,7 @@ def test_measured_steps_agree_with_the_network_rate(tmp_path):
 def test_second_sweep_skips_existing_trials(tmp_path):
     before = trials()
     text = run(BIN / "bench", "sweep", "--env", ENV, "--plan", write_plan(tmp_path)).stdout
-    assert "2 of 2 trials are already there" in text
+    assert "2 of 2 trials are already measured" in text
     assert trials() == before
 
 
@@ -411,7 +411,7 @@ def test_node_lost_during_a_trial_is_named_and_a_rerun_completes(tmp_path):
 
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL)
     deadline = time.monotonic() + 120
-    while not any("warmup" in log.read_text() for log in file.parent.glob("logs/*.log")):
+    while not any("WarmUp" in log.read_text() for log in file.parent.glob("logs/*.log")):
         assert time.monotonic() < deadline, "the sweep never began to measure"
         time.sleep(0.5)
     podman("stop", "-t", "0", f"{ENV}-w2")
@@ -426,7 +426,7 @@ def test_node_lost_during_a_trial_is_named_and_a_rerun_completes(tmp_path):
     # The node is still stopped: nothing is started on it.
     done = run(*command, ok=False)
     assert done.returncode == 1
-    assert "node w2 does not answer" in done.stdout
+    assert "node w2 is offline" in done.stdout
     cluster("deploy")
     run(*command)
     assert found()[3]["status"] == "ok"
