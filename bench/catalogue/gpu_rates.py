@@ -50,10 +50,15 @@ class Profile:
 
 
 @cache
+def published(name: str) -> tuple[dict[str, str], ...]:
+    """Rows of a published table."""
+    text = resources.files("bench.catalogue").joinpath("published", f"{name}.csv").read_text()
+    return tuple(csv.DictReader(text.splitlines()))
+
+
 def _profiles() -> dict[str, Profile]:
-    table = resources.files("bench.catalogue").joinpath("published", "single-gpu.csv").read_text()
     found: dict[str, dict[str, list[Rate]]] = {}
-    for row in csv.DictReader(table.splitlines()):
+    for row in published("single-gpu"):
         rate = Rate(int(row["batch"]), float(row["images_per_second"]), row["source"])
         found.setdefault(row["gpu"], {}).setdefault(row["precision"], []).append(rate)
     return {
@@ -62,7 +67,7 @@ def _profiles() -> dict[str, Profile]:
     }
 
 
-PROFILES: dict[str, Profile] = _profiles()
+PROFILES = _profiles()
 
 
 def get(name: str) -> Profile:
@@ -83,8 +88,7 @@ def compute_ms(profile: str, model: str, batch: int, precision: str | None = Non
     network = models.get(model)
     wanted = precision or device.default_precision
     used = _published_precision(device, wanted)
-    rates = device.rates[used]
-    step, how = _at_batch(rates, batch)
+    step, how = _at_batch(device.rates[used], batch)
     source = f"{device.name} {used} {REFERENCE_MODEL}, {how}"
     if used != wanted:
         source += f"; {wanted} was not published, {used} is used instead"
@@ -102,12 +106,10 @@ def step_ratio(model: str) -> tuple[float, str]:
     A published pair of rates on one GPU comes first. Multiply-accumulates alone make VGG-16 2.7 times too slow, because
     its convolutions are large and regular.
     """
-    text = resources.files("bench.catalogue").joinpath("published", "tf-benchmarks.csv").read_text()
     alone: dict[tuple[str, str], dict[str, float]] = {}
-    for row in csv.DictReader(text.splitlines()):
+    for row in published("tf-benchmarks"):
         if row["gpus"] == "1" and row["data"] == "synthetic":
-            rates = alone.setdefault((row["system"], row["batch"]), {})
-            rates[row["model"]] = float(row["images_per_second"])
+            alone.setdefault((row["system"], row["batch"]), {})[row["model"]] = float(row["images_per_second"])
     for (system, batch), rates in alone.items():
         if model in rates and REFERENCE_MODEL in rates:
             return rates[REFERENCE_MODEL] / rates[model], f"the rates of both on {system} at batch {batch} (TensorFlow)"
@@ -119,9 +121,9 @@ def _published_precision(device: Profile, wanted: str) -> str:
         return wanted
     # Two names for the same arithmetic: automatic mixed precision computes in half precision, and on Ampere and later
     # single-precision convolutions run as TF32 by default.
-    for stand_in in {"fp32": ("tf32",), "amp": ("fp16",), "fp16": ("amp",)}.get(wanted, ()):
-        if stand_in in device.rates:
-            return stand_in
+    stand_in = {"fp32": "tf32", "amp": "fp16", "fp16": "amp"}.get(wanted)
+    if stand_in in device.rates:
+        return stand_in
     raise UserError(f"precision: {wanted!r} was not published for {device.name}, use one of {', '.join(device.rates)}")
 
 
@@ -136,10 +138,8 @@ def _at_batch(rates: tuple[Rate, ...], batch: int) -> tuple[float, str]:
         low, high = below[-1], above[0]
         share = (batch - low.batch) / (high.batch - low.batch)
         names = low.source if low.source == high.source else f"{low.source} and {high.source}"
-        return (
-            low.step_ms + share * (high.step_ms - low.step_ms),
-            f"batch {batch} interpolated between {low.batch} and {high.batch} ({names})",
-        )
+        step = low.step_ms + share * (high.step_ms - low.step_ms)
+        return step, f"batch {batch} interpolated between {low.batch} and {high.batch} ({names})"
     if below:
         last = below[-1]
         return last.step_ms * batch / last.batch, f"batch {batch} at the rate of batch {last.batch} ({last.source})"

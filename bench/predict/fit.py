@@ -18,6 +18,10 @@ class Observation:
     setup: Setup
     step_ms: float
 
+    @classmethod
+    def of_rate(cls, setup: Setup, images_per_second: float) -> Observation:
+        return cls(setup, 1000 * setup.images_per_step / images_per_second)
+
 
 # Lower bound of the search, Gbit/s.
 LEAST_GBPS = 0.01
@@ -28,15 +32,13 @@ def fit_ceiling(observations: Sequence[Observation], parameters: Parameters = DE
     if not observations:
         raise UserError("anchor: no measured row to fit a bandwidth ceiling on")
     transport = observations[0].setup.transport
-    rates = [observation.setup.rate_gbps for observation in observations if observation.setup.rate_gbps]
+    rates = [one.setup.rate_gbps for one in observations if one.setup.rate_gbps]
     if not rates:
         raise UserError("anchor: a bandwidth ceiling needs a measurement on more than one node")
 
     def miss(log_gbps: float) -> float:
         candidate = parameters.with_ceiling(transport, math.exp(log_gbps))
-        return sum(
-            math.log(step_ms(observation.setup, candidate) / observation.step_ms) ** 2 for observation in observations
-        )
+        return sum(math.log(step_ms(one.setup, candidate) / one.step_ms) ** 2 for one in observations)
 
     return parameters.with_ceiling(transport, math.exp(_golden(miss, math.log(LEAST_GBPS), math.log(max(rates)))))
 

@@ -69,14 +69,9 @@ class Parameters:
 
     def with_ceiling(self, transport: str, gbps: float) -> Parameters:
         """A copy with a bandwidth fitted on this transport. The fit includes goodput."""
-        rest = tuple(item for item in self.ceiling_gbps if item[0] != transport)
-        good = tuple(item for item in self.goodput if item[0] != transport)
-        return replace(
-            self,
-            ceiling_gbps=(*rest, (transport, gbps)),
-            goodput=(*good, (transport, 1.0)),
-            fitted=True,
-        )
+        ceiling = dict(self.ceiling_gbps) | {transport: gbps}
+        good = dict(self.goodput) | {transport: 1.0}
+        return replace(self, ceiling_gbps=tuple(ceiling.items()), goodput=tuple(good.items()), fitted=True)
 
 
 DEFAULTS = Parameters()

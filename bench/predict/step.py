@@ -11,6 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import accumulate
 
 from bench.catalogue import models
 from bench.predict.inputs import COMPRESSIONS, DEFAULT_FUSION_MB, DEFAULTS, SHARED_BOARD, Parameters, Setup
@@ -93,10 +94,9 @@ def link_gbps(setup: Setup, parameters: Parameters) -> float:
 
 def _simulate(setup: Setup, parameters: Parameters) -> _Step:
     n, nodes = setup.gpus, setup.nodes
-    shared = SHARED_BOARD.get(setup.gpu or "", 1.0) if n > 1 else 1.0
-    compute = setup.single_step_ms / shared
     if n == 1:
-        return _with_input(setup, _Step(compute, 0.0, 0.0, 0.0, 0.0, 0.0, None))
+        return _with_input(setup, _Step(setup.single_step_ms, 0.0, 0.0, 0.0, 0.0, 0.0, None))
+    compute = setup.single_step_ms / SHARED_BOARD.get(setup.gpu or "", 1.0)
     straggler = compute * parameters.jitter * expected_slowest(n)
     busy_compute = compute + straggler
     ratio, codec_ms = COMPRESSIONS[setup.compression]
@@ -106,20 +106,19 @@ def _simulate(setup: Setup, parameters: Parameters) -> _Step:
     times = [forward + share * backward for _, share in ready]
     sizes = [4 * elements * ratio for elements, _ in ready]
     payload = sum(sizes)
-    per_call, per_byte = _collective(setup, parameters)
-    wire_bytes = 0.0
     if setup.engine == "ps" and nodes > 1:
-        end, calls, wire_bytes = _parameter_server(setup, parameters, times, sizes)
-        busy, bus = end - times[0], None
-        moving = busy
-        latency = parameters.launch_ms
+        end, wire_bytes = _parameter_server(setup, parameters, times, sizes)
+        moving = busy = end - times[0]
+        latency, bus = parameters.launch_ms, None
     else:
+        per_call, per_byte = _collective(setup, parameters)
         end, calls = _finish(setup, times, sizes, per_call, per_byte)
         moving = payload * per_byte
-        busy = calls * per_call + moving
         latency = calls * per_call
+        busy = latency + moving
         bus = 8e-6 * payload * 2 * (n - 1) / n / busy
-        wire_bytes = _ring_bytes(setup, payload)
+        ranks = nodes if setup.hierarchical else n
+        wire_bytes = 2 * (ranks - 1) / ranks * payload
     exposed = max(0.0, end - busy_compute)
     exposed += parameters.interference * max(0.0, moving - exposed)
     if codec_ms:
@@ -152,12 +151,6 @@ def _ready_groups(model: str, every_tensor: bool) -> tuple[tuple[int, float], ..
     return tuple((elements, share) for share, elements in merged.items())
 
 
-def _ring_bytes(setup: Setup, payload: float) -> float:
-    """Bytes that one node sends per step."""
-    ranks = setup.nodes if setup.hierarchical else setup.gpus
-    return 2 * (ranks - 1) / ranks * payload
-
-
 def _collective(setup: Setup, parameters: Parameters) -> tuple[float, float]:
     """Milliseconds per all-reduce and per byte."""
     n, nodes, g = setup.gpus, setup.nodes, min(setup.gpus, setup.gpus_per_node)
@@ -167,12 +160,10 @@ def _collective(setup: Setup, parameters: Parameters) -> tuple[float, float]:
     inter = link_gbps(setup, parameters) * 1e6 / 8
     spread = 1 + parameters.node_loss * math.log2(nodes / 2)
     if setup.hierarchical:
-        ranks = nodes
-        per_byte = 2 * (g - 1) / g / intra + 2 * (nodes - 1) / nodes / inter * spread
+        ranks, per_byte = nodes, 2 * (g - 1) / g / intra + 2 * (nodes - 1) / nodes / inter * spread
     else:
-        ranks = n
         slowest = inter if g == 1 else min(intra, inter)
-        per_byte = 2 * (n - 1) / n / slowest * spread
+        ranks, per_byte = n, 2 * (n - 1) / n / slowest * spread
     ring = 2 * (ranks - 1) * parameters.ring_hop_ms
     tree = 2 * math.log2(ranks) * parameters.tree_hop_ms
     return parameters.launch_ms + min(ring, tree), per_byte
@@ -188,10 +179,7 @@ def _finish(
     if setup.overlap == "none":
         return times[-1] + per_call + sum(sizes) * per_byte, 1
     if setup.every_tensor:
-        end = 0.0
-        for ready, size in zip(times, sizes, strict=True):
-            end = max(end, ready) + per_call + size * per_byte
-        return end, len(sizes)
+        return _in_buckets(times, sizes, per_call, per_byte, limit=0.0)
     limit = MIB * (DEFAULT_FUSION_MB[setup.engine] if setup.fusion_mb is None else setup.fusion_mb)
     if setup.engine == "ddp":
         return _in_buckets(times, sizes, per_call, per_byte, limit)
@@ -219,11 +207,8 @@ def _best_merge(
     Horovod merges what is ready at each cycle, which comes close to the best merge. Unlike a replay of the cycles, the
     best merge never gets slower with a faster link.
     """
-    ends = [0.0]
-    calls = [0]
-    before = [0.0]
-    for size in sizes:
-        before.append(before[-1] + size)
+    ends, calls = [0.0], [0]
+    before = list(accumulate(sizes, initial=0.0))
     for last, ready in enumerate(times, start=1):
         best, best_calls = math.inf, 0
         for first in range(last - 1, -1, -1):
@@ -242,8 +227,8 @@ def _best_merge(
 
 def _parameter_server(
     setup: Setup, parameters: Parameters, times: Sequence[float], sizes: Sequence[float]
-) -> tuple[float, int, float]:
-    """Push during backward, and pull during the next forward.
+) -> tuple[float, float]:
+    """Time of the last pull, and the bytes that one node sends. It pushes in backward and pulls in the next forward.
 
     The GPUs of a node add up their gradients first. Servers share the parameters evenly.
     """
@@ -253,13 +238,11 @@ def _parameter_server(
     # With a server on every node, a node keeps its own share. Fewer servers handle the traffic of all nodes.
     share = (nodes - 1) / nodes if servers >= nodes else nodes / servers
     per_byte = share / link * (1 + parameters.node_loss * math.log2(nodes / 2))
-    end = 0.0
-    for ready, size in zip(times, sizes, strict=True):
-        end = max(end, ready) + size * per_byte
+    end, _ = _in_buckets(times, sizes, 0.0, per_byte, limit=0.0)
     payload = sum(sizes)
     forward = times[-1] * (1 - parameters.backward_share)
     pull = max(0.0, payload * per_byte - forward)
-    return end + parameters.launch_ms + pull, len(sizes), 2 * share * payload
+    return end + parameters.launch_ms + pull, 2 * share * payload
 
 
 def _interval(setup: Setup, parameters: Parameters, step: _Step) -> tuple[float, float]:
@@ -304,6 +287,4 @@ def _bottleneck(setup: Setup, step: _Step) -> str:
         return worst
     if setup.nodes == 1:
         return "intra-node bandwidth"
-    if step.latency > step.comm / 2:
-        return "network latency"
-    return "network bandwidth"
+    return "network latency" if step.latency > step.comm / 2 else "network bandwidth"

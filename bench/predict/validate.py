@@ -10,12 +10,10 @@ import json
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from functools import cache
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from bench.catalogue import gpu_rates
+from bench.catalogue.gpu_rates import compute_ms, published
 from bench.parse import OLD_TRANSPORTS, TRANSPORTS, number
 from bench.predict.fit import Observation, fit_ceiling
 from bench.predict.inputs import DEFAULTS, Parameters, Setup
@@ -64,15 +62,9 @@ class Summary:
         return self.inside / self.rows
 
 
-@cache
-def table(name: str) -> tuple[Row, ...]:
-    text = resources.files("bench.catalogue").joinpath("published", name).read_text()
-    return tuple(csv.DictReader(text.splitlines()))
-
-
 def check_all() -> list[Checked]:
     # Each GPU type of batchai was a machine type of its own, and so a cluster.
-    alike = [row for name in ("hkbu-2020", "dlperf", "batchai") for row in check_table(name, table(f"{name}.csv"))]
+    alike = [row for name in ("hkbu-2020", "dlperf", "batchai") for row in check_table(name, published(name))]
     return [*alike, *_lowbandwidth(), *_powerai(), *_far(), *_tf_benchmarks()]
 
 
@@ -103,13 +95,8 @@ def _efficiency_check(name: str, label: str, setup: Setup, base: Setup, measured
     got, start = predict(setup), predict(base)
     ideal = start.images_per_second * setup.gpus / base.gpus
     role = "baseline" if setup == base else "predicted"
-    return Checked(
-        name, label, "efficiency", measured, got.images_per_second / ideal, got.low / ideal, got.high / ideal, role
-    )
-
-
-def _observed(setup: Setup, images_per_second: float) -> Observation:
-    return Observation(setup, 1000 * setup.images_per_step / images_per_second)
+    share, low, high = (rate / ideal for rate in (got.images_per_second, got.low, got.high))
+    return Checked(name, label, "efficiency", measured, share, low, high, role)
 
 
 def check_table(name: str, rows: Sequence[Row]) -> list[Checked]:
@@ -128,18 +115,10 @@ def check_table(name: str, rows: Sequence[Row]) -> list[Checked]:
     def setup(row: Row) -> Setup:
         if _device(row) not in single:
             raise UserError(f"--table: {name} has no row with 1 GPU for {', '.join(_device(row))}")
-        batch = int(row["batch"])
-        return Setup(
-            model=row["model"],
-            batch=batch,
-            single_step_ms=1000 * batch / single[_device(row)],
-            gpus=int(row["gpus"]),
-            gpus_per_node=int(row["gpus_per_node"]),
-            rate_gbps=_rate_of(row),
-            transport=TABLE_TRANSPORTS[row["transport"]],
-            overlap=METHODS[row.get("method", "mgwfbp")],
-            gpu=row.get("gpu"),
-        )
+        batch, gpus, per_node = (int(row[column]) for column in ("batch", "gpus", "gpus_per_node"))
+        step, via = 1000 * batch / single[_device(row)], TABLE_TRANSPORTS[row["transport"]]
+        method = METHODS[row.get("method", "mgwfbp")]
+        return Setup(row["model"], batch, step, gpus, per_node, _rate_of(row), via, overlap=method, gpu=row.get("gpu"))
 
     checked = []
     for cluster in dict.fromkeys(_cluster(row) for row in rows):
@@ -150,7 +129,9 @@ def check_table(name: str, rows: Sequence[Row]) -> list[Checked]:
         anchors = [pair for pair in anchors if pair[1].overlap == "none"] or anchors
         fitted = DEFAULTS
         if anchors:
-            fitted = fit_ceiling([_observed(asked, float(row["images_per_second"])) for row, asked in anchors])
+            fitted = fit_ceiling(
+                [Observation.of_rate(asked, float(row["images_per_second"])) for row, asked in anchors]
+            )
         for row, asked in members:
             kept = (row.get(column, "") for column in ("gpu", "framework", "precision", "fabric", "method", "gpus"))
             label = " ".join(word for word in kept if word)
@@ -203,31 +184,24 @@ def read_table(path: Path) -> list[Row]:
 
 
 def _lowbandwidth() -> Iterable[Checked]:
-    rows = table("lowbandwidth.csv")
+    rows = published("lowbandwidth")
     single = next(float(row["step_ms"]) for row in rows if row["nodes"] == "1")
     for row in rows:
-        per_node = int(row["gpus_per_node"])
-        setup = Setup(
-            model=row["model"],
-            batch=int(row["batch"]),
-            single_step_ms=single,
-            gpus=int(row["nodes"]) * per_node,
-            gpus_per_node=per_node,
-            rate_gbps=float(row["rate_gbps"]) if row["rate_gbps"] else None,
-            compression=row["compression"],
-            gpu=row["gpu"],
-        )
+        batch, nodes, per_node = (int(row[column]) for column in ("batch", "nodes", "gpus_per_node"))
+        rate = float(row["rate_gbps"]) if row["rate_gbps"] else None
+        gpus, codec = nodes * per_node, row["compression"]
+        setup = Setup(row["model"], batch, single, gpus, per_node, rate, compression=codec, gpu=row["gpu"])
         got = predict(setup)
         # The interval is that of the rate: its low end is the longest step.
         longest, shortest = (1000 * setup.images_per_step / rate for rate in (got.low, got.high))
-        label = f"{row['nodes']} nodes {row['rate_gbps'] or '-'} Gbit/s"
+        label = f"{nodes} nodes {row['rate_gbps'] or '-'} Gbit/s"
         role = "baseline" if setup.gpus == 1 else "predicted"
         yield Checked("lowbandwidth", label, "ms", float(row["step_ms"]), got.step_ms, shortest, longest, role)
 
 
 # POWER8 servers with NVLink and 100 Gbit/s InfiniBand; relative to one server.
 def _powerai() -> Iterable[Checked]:
-    for row in table("powerai-ddl.csv"):
+    for row in published("powerai-ddl"):
         setup = _from_profile(row["model"], row["gpu"], 64, int(row["gpus"]), 4, 100.0, interconnect="nvlink")
         base = _from_profile(row["model"], row["gpu"], 64, 4, 4, 100.0, interconnect="nvlink")
         yield _efficiency_check("powerai-ddl", row["gpus"], setup, base, float(row["efficiency"]))
@@ -245,7 +219,7 @@ FAR: dict[str, tuple[int, float, str, int]] = {
 
 
 def _far() -> Iterable[Checked]:
-    for row in table("far.csv"):
+    for row in published("far"):
         per_node, rate, transport, baseline_gpus = FAR[row["system"]]
         # The P40 has no published rate here; its single-precision peak is within a tenth of the P100's.
         gpu = "p100" if row["gpu"] == "p40" else row["gpu"]
@@ -256,8 +230,12 @@ def _far() -> Iterable[Checked]:
 
 
 # DGX-1 within one machine; EC2 machines of 8 K80 on 10 Gbit/s with parameter servers.
+DGX1: dict[str, Any] = {"engine": "horovod", "gpu": "p100", "interconnect": "nvlink"}
+EC2: dict[str, Any] = {"engine": "ps", "gpu": "k80", "interconnect": "pcie"}
+
+
 def _tf_benchmarks() -> Iterable[Checked]:
-    rows = table("tf-benchmarks.csv")
+    rows = published("tf-benchmarks")
 
     def series(row: Row) -> tuple[str, str, str]:
         return row["system"], row["model"], row["batch"]
@@ -265,18 +243,8 @@ def _tf_benchmarks() -> Iterable[Checked]:
     single = {series(row): float(row["images_per_second"]) for row in rows if row["gpus"] == "1"}
     for row in rows:
         gpus, batch = int(row["gpus"]), int(row["batch"])
-        servers = row["system"].startswith("ec2")
-        setup = Setup(
-            model=row["model"],
-            batch=batch,
-            single_step_ms=1000 * batch / single[series(row)],
-            gpus=gpus,
-            gpus_per_node=min(gpus, 8),
-            rate_gbps=10.0,
-            engine="ps" if servers else "horovod",
-            gpu="k80" if servers else "p100",
-            interconnect="pcie" if servers else "nvlink",
-        )
+        machine = EC2 if row["system"].startswith("ec2") else DGX1
+        setup = Setup(row["model"], batch, 1000 * batch / single[series(row)], gpus, min(gpus, 8), 10.0, **machine)
         label = f"{row['system']} {row['model']} {batch} {row['data']} {gpus}"
         yield _rate_check("tf-benchmarks", label, setup, float(row["images_per_second"]))
 
@@ -285,7 +253,7 @@ def _from_profile(
     model: str, gpu: str, batch: int, gpus: int, per_node: int, rate: float, transport: str = "verbs", **more: Any
 ) -> Setup:
     """Efficiencies are compared, so the uncertainty of the single-GPU rate does not matter."""
-    step, _ = gpu_rates.compute_ms(gpu, model, batch)
+    step, _ = compute_ms(gpu, model, batch)
     return Setup(model, batch, step, gpus, per_node, rate, transport, gpu=gpu, **more)
 
 
@@ -300,32 +268,19 @@ def run(path: Path | None, as_json: bool) -> int:
         }
         print(json.dumps(answer, indent=2))
         return 0
-    cells = [
-        (
-            row.set,
-            row.row,
-            _figure(row.measured),
-            _figure(row.predicted),
-            row.unit,
-            f"{row.error:+.1%}",
-            f"{_figure(row.low)} to {_figure(row.high)}",
-            "yes" if row.inside else "no",
-            {"baseline": "input", "fit": "ceiling fitted here"}.get(row.role, ""),
-        )
-        for row in rows
-    ]
+    cells = []
+    for row in rows:
+        low, high, measured, predicted = map(_figure, (row.low, row.high, row.measured, row.predicted))
+        role = {"baseline": "input", "fit": "ceiling fitted here"}.get(row.role, "")
+        inside = "yes" if row.inside else "no"
+        error = f"{row.error:+.1%}"
+        cells.append((row.set, row.row, measured, predicted, row.unit, error, f"{low} to {high}", inside, role))
     print(columns(("set", "row", "measured", "predicted", "unit", "error", "80% interval", "inside", ""), cells))
     print()
-    lines = [
-        (
-            one.set,
-            str(one.rows),
-            f"{one.mean_error:.1%}",
-            f"{one.max_error:.1%}",
-            f"{one.inside} of {one.rows}, {one.coverage:.1%}",
-        )
-        for one in sums
-    ]
+    lines = []
+    for one in sums:
+        inside = f"{one.inside} of {one.rows}, {one.coverage:.1%}"
+        lines.append((one.set, one.rows, f"{one.mean_error:.1%}", f"{one.max_error:.1%}", inside))
     print(columns(("set", "rows", "mean error", "max error", "inside interval"), lines))
     print("The sums leave out rows that are the model's input: one GPU, or the configuration a source counts from.")
     return 0

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 UNLIMITED = 10_000
 
 
-def columns(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def columns(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     """A table as text. A column of numbers is aligned to the right."""
     # rich takes a tenth of a second to import, which --json and --help need not pay.
     from rich.console import Console
@@ -19,10 +19,10 @@ def columns(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
     table = Table(box=None, pad_edge=False, padding=(0, 1), header_style="")
     for at, title in enumerate(head):
-        numbers = all(_is_number(row[at]) for row in rows)
+        numbers = all(_is_number(str(row[at])) for row in rows)
         table.add_column(title, justify="right" if numbers else "left", overflow="fold")
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(str, row))
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else UNLIMITED
     console = Console(file=io.StringIO(), width=width, markup=False, emoji=False, highlight=False, color_system=None)
     with console.capture() as capture:

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import csv
-from importlib import resources
-
 import pytest
 
 from bench.catalogue import gpu_rates, models
+from bench.catalogue.gpu_rates import published
 from cluster.core.errors import UserError
 
 
-def published(name: str) -> list[dict[str, str]]:
-    return list(csv.DictReader(resources.files("bench.catalogue").joinpath("published", name).read_text().splitlines()))
-
-
-@pytest.mark.parametrize("row", published("models.csv"), ids=lambda row: row["model"])
+@pytest.mark.parametrize("row", published("models"), ids=lambda row: row["model"])
 def test_parameters_tensors_and_macs_are_the_published_ones(row: dict[str, str]) -> None:
     model = models.get(row["model"])
     assert model.parameters == int(row["parameters"])
@@ -56,7 +50,7 @@ def test_unknown_model_and_gpu_list_the_known_ones() -> None:
         gpu_rates.compute_ms("v100", "resnet50", 0)
 
 
-@pytest.mark.parametrize("row", published("single-gpu.csv"), ids=lambda row: f"{row['gpu']}-{row['batch']}")
+@pytest.mark.parametrize("row", published("single-gpu"), ids=lambda row: f"{row['gpu']}-{row['batch']}")
 def test_published_batches_give_the_published_rate_and_source(row: dict[str, str]) -> None:
     ms, source = gpu_rates.compute_ms(row["gpu"], row["model"], int(row["batch"]), row["precision"])
     assert 1000 * int(row["batch"]) / ms == pytest.approx(float(row["images_per_second"]))
