@@ -124,28 +124,21 @@ def calibrate(run: Path, fit_nodes: int | None = None, start: Parameters = DEFAU
     if not fits:
         why = "; ".join(["no successful trial on two or more nodes to fit the network on", *loaded.problems])
         raise UserError(f"--calibrate: {run}: {why}")
-    residuals = tuple(
-        Residual(
-            _series(trial.point),
-            trial.point.nodes,
-            trial.point.gpus,
-            _measured(trial),
-            _fitted_ms(trial, base, fits[trial.point.engine]),
-            _left_out(trial, fit_nodes),
-        )
-        for trial in known
-        if trial.point.engine in fits
-        and (trial.point.nodes == 1 or _link(trial) in fits[trial.point.engine].link_share)
-    )
-    return Calibration(str(run), fits, base, residuals, tuple(loaded.problems))
+    residuals = []
+    for trial in known:
+        point, series, fit = trial.point, _series(trial.point), fits.get(trial.point.engine)
+        if fit and (point.nodes == 1 or series.link in fit.link_share):
+            fitted, left_out = _fitted_ms(trial, base, fit), _left_out(trial, fit_nodes)
+            residuals.append(Residual(series, point.nodes, point.gpus, _measured(trial), fitted, left_out))
+    return Calibration(str(run), fits, base, tuple(residuals), tuple(loaded.problems))
 
 
 def _fit(used: Sequence[Trial], base: dict[Series, float], start: Parameters) -> Fit:
     # scipy takes half a second to import, which only this path should pay.
     from scipy.optimize import least_squares
 
-    links = sorted({_link(trial) for trial in used if trial.point.nodes > 1})
-    rates = {_link(trial): trial.point.rate_gbps for trial in used}
+    links = sorted({_series(trial.point).link for trial in used if trial.point.nodes > 1})
+    rates = {_series(trial.point).link: trial.point.rate_gbps for trial in used}
     # The share of its rate that a link usually reaches.
     goodput, ceiling = dict(start.goodput), dict(start.ceiling_gbps)
     usual = {link: min(goodput[link.transport], ceiling[link.transport] / rates[link]) for link in links}
@@ -164,20 +157,19 @@ def _fit(used: Sequence[Trial], base: dict[Series, float], start: Parameters) ->
         shares = {link: usual[link] * factor for link, factor in zip(links, moved, strict=True)}
         return Fit(common, shares, rates, latency)
 
+    def errors(fit: Fit) -> list[float]:
+        return [math.log(_fitted_ms(trial, base, fit) / _measured(trial)) for trial in used]
+
     def misses(vector: Sequence[float]) -> list[float]:
-        fit = unpack(vector)
         priors = [PRIOR_JITTER, PRIOR_LATENCY, PRIOR_NODES, *(PRIOR_LINK for _ in links)]
         found = [value / prior for value, prior in zip(vector, priors, strict=True)]
-        for trial in used:
-            found.append(math.log(_fitted_ms(trial, base, fit) / _measured(trial)) / _noise(trial))
-        return found
+        return found + [error / _noise(trial) for error, trial in zip(errors(unpack(vector)), used, strict=True)]
 
     # No link exceeds its rate.
     upper = [3.0, 3.0, 3.0, *(1e-6 - math.log(usual[link]) for link in links)]
     best = least_squares(misses, [0.0] * len(upper), bounds=([-5.0] * len(upper), upper))
     fit = unpack([float(value) for value in best.x])
-    errors = [math.log(_fitted_ms(trial, base, fit) / _measured(trial)) for trial in used]
-    spread = math.sqrt(sum(error**2 for error in errors) / len(errors))
+    spread = math.sqrt(sum(error**2 for error in errors(fit)) / len(used))
     # The delay of a GPU was measured here, so it is less uncertain than by default.
     narrower = replace(fit.common, rest=max(start.rest, NORMAL_80 * spread), jitter_doubt=(0.7, 1.0))
     return replace(fit, common=narrower)
@@ -189,25 +181,18 @@ def _left_out(trial: Trial, fit_nodes: int | None) -> str:
     return "straggler" if trial.stragglers else ""
 
 
-def _link(trial: Trial) -> Link:
-    return Link(trial.point.fabric, trial.point.transport)
-
-
 def _series(point: Point) -> Series:
     return Series(*(getattr(point, field.name) for field in fields(Series)))
 
 
 def _setup(series: Series, gpus: int, single_step_ms: float, rate_gbps: float | None = None) -> Setup:
+    same = {name: getattr(series, name) for name in ("model", "batch", "gpus_per_node", "transport", "compression")}
     return Setup(
-        model=series.model,
-        batch=series.batch,
+        **same,
         single_step_ms=single_step_ms,
         gpus=gpus,
-        gpus_per_node=series.gpus_per_node,
         rate_gbps=rate_gbps or series.rate_gbps,
-        transport=series.transport,
         engine=series.engine.split("-")[0],
-        compression=series.compression,
         # Our fabrics are ports, or shaped without credit for idle time.
         link="native",
         gpu=series.device.removeprefix("emulated:") if series.device.startswith("emulated:") else None,

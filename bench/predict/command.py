@@ -76,51 +76,37 @@ class Row:
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = (__doc__ or "").split("\n\n", 1)[1]
-    parser.add_argument("--model", default=None, help=f"{', '.join(models.NAMES)} (default resnet50)")
-    parser.add_argument("--batch", type=int, default=None, help="images per GPU and step (default 64)")
-    parser.add_argument("--gpu", help=f"device profile: {', '.join(gpu_rates.PROFILES)}")
-    parser.add_argument("--precision", help="fp32, tf32, amp or fp16, where published (default: the GPU's usual one)")
-    parser.add_argument("--single-rate", type=float, help="measured images/s of one GPU; overrides the profile")
-    parser.add_argument("--gpus", help="total number of GPUs, or a list such as 1,4,8,32")
-    parser.add_argument("--gpus-per-node", type=int, default=1, help="(default 1)")
-    parser.add_argument("--rate-gbps", help="link rate of one node in Gbit/s, or a list")
-    parser.add_argument("--transport", default="tcp", help=f"{', '.join(TRANSPORTS)} (default tcp)")
-    parser.add_argument("--engine", choices=ENGINES, default="horovod")
-    parser.add_argument("--compression", choices=tuple(COMPRESSIONS), default="none")
-    parser.add_argument("--fusion-mb", type=float, help="fusion buffer in MiB (default: horovod 128, ddp 25; 0: off)")
-    parser.add_argument("--cycle-ms", type=float, default=1.0, help="Horovod's cycle time (default 1)")
-    parser.add_argument(
-        "--overlap",
-        choices=OVERLAPS,
-        default="fused",
-        help="none: one all-reduce after backward; tensor: one per gradient; fused: merged gradients (default)",
-    )
-    parser.add_argument("--interconnect", choices=INTERCONNECTS, default="auto", help="link between the GPUs of a node")
-    parser.add_argument("--hierarchical", action="store_true", help="reduce within each node first")
-    parser.add_argument(
-        "--link",
-        choices=LINKS,
-        default="auto",
-        help="auto: a rate that no Ethernet port has is a limiter on a faster port; native: the port has this rate",
-    )
-    parser.add_argument("--input-rate", type=float, help="images/s that one node's input pipeline delivers")
-    parser.add_argument("--servers", type=int, help="parameter servers (default: one per node)")
-    parser.add_argument("--ceiling-gbps", type=float, help="real bandwidth of the transport between two nodes")
-    parser.add_argument(
-        "--anchor", metavar="GPUS:RATE", help="fit that bandwidth from your own measurement on two or more nodes"
-    )
-    parser.add_argument("--calibrate", type=Path, metavar="RUN", help="fit the model to a measured run")
-    parser.add_argument(
-        "--fit-nodes", type=int, help="with --calibrate: fit on up to this many nodes and hold out the others"
-    )
-    parser.add_argument("--validate", action="store_true", help="compare with every published table")
-    parser.add_argument(
-        "--table", type=Path, metavar="CSV", help="with --validate: your own table, in the columns of hkbu-2020.csv"
-    )
-    parser.add_argument(
-        "--plot", type=Path, metavar="FILE", help="write a plot; the suffix is the format: " + ", ".join(PLOT_SUFFIXES)
-    )
-    parser.add_argument("--json", action="store_true")
+    option = parser.add_argument
+    option("--model", help=f"{', '.join(models.NAMES)} (default resnet50)")
+    option("--batch", type=int, help="images per GPU and step (default 64)")
+    option("--gpu", help=f"device profile: {', '.join(gpu_rates.PROFILES)}")
+    option("--precision", help="fp32, tf32, amp or fp16, where published (default: the GPU's usual one)")
+    option("--single-rate", type=float, help="measured images/s of one GPU; overrides the profile")
+    option("--gpus", help="total number of GPUs, or a list such as 1,4,8,32")
+    option("--gpus-per-node", type=int, default=1, help="(default 1)")
+    option("--rate-gbps", help="link rate of one node in Gbit/s, or a list")
+    option("--transport", default="tcp", help=f"{', '.join(TRANSPORTS)} (default tcp)")
+    option("--engine", choices=ENGINES, default="horovod")
+    option("--compression", choices=tuple(COMPRESSIONS), default="none")
+    option("--fusion-mb", type=float, help="fusion buffer in MiB (default: horovod 128, ddp 25; 0: off)")
+    option("--cycle-ms", type=float, default=1.0, help="Horovod's cycle time (default 1)")
+    text = "none: one all-reduce after backward; tensor: one per gradient; fused: merged gradients (default)"
+    option("--overlap", choices=OVERLAPS, default="fused", help=text)
+    option("--interconnect", choices=INTERCONNECTS, default="auto", help="link between the GPUs of a node")
+    option("--hierarchical", action="store_true", help="reduce within each node first")
+    text = "auto: a rate that no Ethernet port has is a limiter on a faster port; native: the port has this rate"
+    option("--link", choices=LINKS, default="auto", help=text)
+    option("--input-rate", type=float, help="images/s that one node's input pipeline delivers")
+    option("--servers", type=int, help="parameter servers (default: one per node)")
+    option("--ceiling-gbps", type=float, help="real bandwidth of the transport between two nodes")
+    option("--anchor", metavar="GPUS:RATE", help="fit that bandwidth from your own measurement on two or more nodes")
+    option("--calibrate", type=Path, metavar="RUN", help="fit the model to a measured run")
+    option("--fit-nodes", type=int, help="with --calibrate: fit on up to this many nodes and hold out the others")
+    option("--validate", action="store_true", help="compare with every published table")
+    option("--table", type=Path, metavar="CSV", help="with --validate: your own table, in the columns of hkbu-2020.csv")
+    text = f"write a plot; the suffix is the format: {', '.join(PLOT_SUFFIXES)}"
+    option("--plot", type=Path, metavar="FILE", help=text)
+    option("--json", action="store_true")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -151,12 +137,12 @@ def _rows(args: argparse.Namespace) -> list[Row]:
     model, batch = args.model or "resnet50", 64 if args.batch is None else args.batch
     step, source, doubt = single_step(model, batch, args.gpu, args.precision, args.single_rate)
     same = {name: getattr(args, name) for name in SETUP_OPTIONS} | {"input_images_per_second": args.input_rate}
-    found = []
+    rows = []
     for rate in rates:
         for gpus in counts(args.gpus, "--gpus"):
             setup = Setup(model, batch, step, gpus, rate_gbps=rate, compute_doubt=doubt, **same)
-            found.append((setup, _parameters(args, setup)))
-    return [_row(_rate_label(setup.rate_gbps), setup, parameters, source) for setup, parameters in found]
+            rows.append(_row(_rate_label(rate), setup, _parameters(args, setup), source))
+    return rows
 
 
 def _row(label: str, setup: Setup, parameters: Parameters, source: str) -> Row:
@@ -186,7 +172,7 @@ def _parameters(args: argparse.Namespace, setup: Setup) -> Parameters:
 
 @lru_cache(maxsize=64)
 def _anchored(anchor: Setup, images_per_second: float) -> Parameters:
-    return fit_ceiling([Observation(anchor, 1000 * anchor.images_per_step / images_per_second)])
+    return fit_ceiling([Observation.of_rate(anchor, images_per_second)])
 
 
 def _as_text(rows: Sequence[Row]) -> str:
@@ -195,20 +181,9 @@ def _as_text(rows: Sequence[Row]) -> str:
     cells = []
     for row in rows:
         got = row.prediction
-        cells.append(
-            (
-                row.label,
-                str(row.setup.gpus),
-                str(row.setup.nodes),
-                f"{got.images_per_second:.1f}",
-                f"{got.low:.0f} to {got.high:.0f}",
-                f"{got.efficiency:.3f}",
-                f"{got.step_ms:.1f}",
-                f"{got.compute_ms:.1f}",
-                f"{got.exposed_comm_ms:.1f}",
-                got.bottleneck,
-            )
-        )
+        rates = f"{got.images_per_second:.1f}", f"{got.low:.0f} to {got.high:.0f}", f"{got.efficiency:.3f}"
+        times = [f"{milliseconds:.1f}" for milliseconds in (got.step_ms, got.compute_ms, got.exposed_comm_ms)]
+        cells.append((row.label, row.setup.gpus, row.setup.nodes, *rates, *times, got.bottleneck))
     return columns(head, cells)
 
 
@@ -226,10 +201,8 @@ def _calibrate(args: argparse.Namespace) -> int:
             continue
         if (args.model and series.model != args.model) or (args.batch and series.batch != args.batch):
             continue
-        if args.gpus:
-            wanted = counts(args.gpus, "--gpus")
-        else:
-            wanted = [series.gpus_per_node * nodes for nodes in (1, 2, 4, 8, 10, 16, 32, 64, 256, 1024)]
+        usual = [series.gpus_per_node * nodes for nodes in (1, 2, 4, 8, 10, 16, 32, 64, 256, 1024)]
+        wanted = counts(args.gpus, "--gpus") if args.gpus else usual
         parameters = found.parameters(series)
         for rate in rates:
             label = f"{series.fabric} {_rate_label(rate or series.rate_gbps)} {series.model} batch {series.batch}"
@@ -265,20 +238,10 @@ def _calibrate(args: argparse.Namespace) -> int:
             )
         print()
         head = ("fabric", "engine", "model", "batch", "nodes", "measured ms", "fitted ms", "error", "")
-        cells = [
-            (
-                r.series.fabric,
-                r.series.engine,
-                r.series.model,
-                str(r.series.batch),
-                str(r.nodes),
-                f"{r.measured_ms:.1f}",
-                f"{r.fitted_ms:.1f}",
-                f"{r.error:+.1%}",
-                r.left_out,
-            )
-            for r in found.residuals
-        ]
+        cells = []
+        for r in found.residuals:
+            what = (r.series.fabric, r.series.engine, r.series.model, r.series.batch, r.nodes)
+            cells.append((*what, f"{r.measured_ms:.1f}", f"{r.fitted_ms:.1f}", f"{r.error:+.1%}", r.left_out))
         print(columns(head, cells))
         for which, reason in (("fitted", ""), ("held out", "held out")):
             errors = [abs(r.error) for r in found.residuals if r.left_out == reason]

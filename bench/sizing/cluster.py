@@ -39,18 +39,6 @@ class Option:
         return self.cost_per_hour / (3600 * self.prediction.images_per_second) * 1e6
 
 
-def options(
-    setups: Sequence[Setup], ports: dict[tuple[str, float], float], gpu_hour: float, node_hour: float
-) -> list[Option]:
-    """Every setup with its price, cheapest first, then fastest."""
-    found = []
-    for setup in setups:
-        port = ports[setup.transport, setup.rate_gbps or 0.0] if setup.nodes > 1 else 0.0
-        cost = setup.gpus * gpu_hour + setup.nodes * (node_hour + port)
-        found.append(Option(setup, predict(setup), cost))
-    return sorted(found, key=lambda option: (option.cost_per_hour, -option.prediction.images_per_second))
-
-
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--target-efficiency", default="0.9", help="share of ideal scaling to reach (default 0.9)")
     parser.add_argument("--gpus", type=int, default=64, help="total number of GPUs (default 64)")
@@ -58,9 +46,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch", default=None, help="batches per GPU to consider (default 32,64,128)")
     parser.add_argument("--gpus-per-node", default="1,2,4,8", help="values to consider (default 1,2,4,8)")
     parser.add_argument("--rate-gbps", help="link rates to consider (default: every rate with a price)")
-    parser.add_argument(
-        "--transport", help=f"transports to consider, a list of {', '.join(TRANSPORTS)} (default: all with a price)"
-    )
+    known = ", ".join(TRANSPORTS)
+    parser.add_argument("--transport", help=f"transports to consider, a list of {known} (default: all with a price)")
     parser.add_argument("--sure", action="store_true", help="require the target at the low end of the 80%% interval")
     parser.add_argument("--node-price", help="USD per node hour without GPUs (default: `cluster prices`)")
     parser.add_argument(
@@ -84,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
     ports = _ports(args)
     gpu_hour = gpu_price(args.gpu_price, args.gpu)
     node_hour = number(args.node_price, "--node-price") if args.node_price else prices.node_per_hour()
-    setups = []
+    found = []
     for per_node in counts(args.gpus_per_node, "--gpus-per-node"):
         if args.gpus % per_node:
             continue
@@ -92,22 +79,14 @@ def run(args: argparse.Namespace) -> int:
             step, _, _ = single_step(args.model, batch, args.gpu, args.precision, args.single_rate)
             # One node needs no network, so one of them is enough.
             for via, rate in ports if args.gpus > per_node else [next(iter(ports))]:
-                setups.append(
-                    Setup(
-                        model=args.model,
-                        batch=batch,
-                        single_step_ms=step,
-                        gpus=args.gpus,
-                        gpus_per_node=per_node,
-                        rate_gbps=rate,
-                        transport=via,
-                        engine=args.engine,
-                        gpu=args.gpu,
-                    )
-                )
-    if not setups:
+                setup = Setup(args.model, batch, step, args.gpus, per_node, rate, via, args.engine, gpu=args.gpu)
+                port = ports[via, rate] if setup.nodes > 1 else 0.0
+                cost = setup.gpus * gpu_hour + setup.nodes * (node_hour + port)
+                found.append(Option(setup, predict(setup), cost))
+    if not found:
         raise UserError(f"--gpus-per-node: none of {args.gpus_per_node} divides --gpus {args.gpus}")
-    found = options(setups, ports, gpu_hour, node_hour)
+    # Cheapest first, then fastest.
+    found.sort(key=lambda option: (option.cost_per_hour, -option.prediction.images_per_second))
     enough = [option for option in found if (option.efficiency_low if args.sure else option.efficiency) >= target]
     # If nothing reaches the target, show what comes closest.
     shown = enough[:SHOWN] or sorted(found, key=lambda option: -option.efficiency)[:SHOWN]
@@ -164,27 +143,16 @@ def _print(
     listed = ", ".join(f"{via} {rate:g} Gbit/s {price:g}" for (via, rate), price in ports.items())
     print(f"USD per hour: GPU {gpu_hour:g}, node {node_hour:g}, port: {listed}")
     print("cost = GPUs x GPU + nodes x (node + port)")
-    count = len(enough)
-    print(
-        f"{count} configurations reach {target:g}, cheapest first:\n"
-        if count
-        else f"none reaches {target:g}; closest:\n"
-    )
+    reached = f"{len(enough)} configurations reach {target:g}, cheapest first:"
+    print(reached if enough else f"none reaches {target:g}; closest:", end="\n\n")
     head = ("Gbit/s", "transport", "GPUs/node", "nodes", "batch", "efficiency", "at least (80%)", "images/s", "USD/h")
-    cells = [
-        (
-            f"{option.setup.rate_gbps:g}" if option.setup.nodes > 1 else "-",
-            option.setup.transport if option.setup.nodes > 1 else "none",
-            str(option.setup.gpus_per_node),
-            str(option.setup.nodes),
-            str(option.setup.batch),
-            f"{option.efficiency:.3f}",
-            f"{option.efficiency_low:.3f}",
-            f"{option.prediction.images_per_second:.0f}",
-            f"{option.cost_per_hour:.2f}",
-        )
-        for option in shown
-    ]
+    cells = []
+    for option in shown:
+        setup, rate = option.setup, f"{option.prediction.images_per_second:.0f}"
+        network = (f"{setup.rate_gbps:g}", setup.transport) if setup.nodes > 1 else ("-", "none")
+        shares = f"{option.efficiency:.3f}", f"{option.efficiency_low:.3f}"
+        sizes = setup.gpus_per_node, setup.nodes, setup.batch
+        cells.append((*network, *sizes, *shares, rate, f"{option.cost_per_hour:.2f}"))
     print(columns(head, cells))
 
 
@@ -193,10 +161,7 @@ def _as_json(option: Option) -> dict[str, Any]:
     return {
         "rate_gbps": setup.rate_gbps if setup.nodes > 1 else None,
         "transport": setup.transport if setup.nodes > 1 else None,
-        "gpus": setup.gpus,
-        "gpus_per_node": setup.gpus_per_node,
-        "nodes": setup.nodes,
-        "batch": setup.batch,
+        **{name: getattr(setup, name) for name in ("gpus", "gpus_per_node", "nodes", "batch")},
         "efficiency": got.efficiency,
         "efficiency_low": option.efficiency_low,
         "images_per_second": got.images_per_second,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 
 from bench.catalogue import gpu_rates, models
 from bench.parse import number
@@ -28,18 +28,13 @@ class Speeds:
 
 
 def add_argument(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--speed",
-        action="append",
-        default=[],
-        metavar="NAME=GB/S",
-        help="override the speed of a component; can be repeated: " + ", ".join(field.name for field in fields(Speeds)),
-    )
+    text = f"override the speed of a component; can be repeated: {', '.join(asdict(Speeds()))}"
+    parser.add_argument("--speed", action="append", default=[], metavar="NAME=GB/S", help=text)
 
 
 def from_arguments(overrides: list[str]) -> Speeds:
     speeds = Speeds()
-    known = [field.name for field in fields(Speeds)]
+    known = asdict(speeds)
     for text in overrides:
         name, _, value = text.partition("=")
         name = name.strip().replace("-", "_")

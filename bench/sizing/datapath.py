@@ -72,24 +72,18 @@ def drive_speed(speeds: Speeds, storage: str, access: str | None = None) -> floa
 def need(gpus: int, storage: str, speeds: Speeds, compressed: bool = True, access: str | None = None) -> Need:
     feed = gpus * gpu_feed(speeds)
     stored = feed * stored_per_decoded(speeds, compressed)
-    networked = STORAGE[storage][2]
     return Need(
         gpus=gpus,
         drives=_whole(stored / drive_speed(speeds, storage, access)),
         cores=_whole(feed / speeds.core_out),
-        nics=_whole(stored / speeds.nic) if networked else 0,
+        nics=_whole(stored / speeds.nic) if STORAGE[storage][2] else 0,
         storage_gbytes=stored,
         gpu_gbytes=feed,
     )
 
 
 def flow(
-    gpus: int,
-    storage: str,
-    speeds: Speeds,
-    have: dict[str, int],
-    compressed: bool = True,
-    access: str | None = None,
+    gpus: int, storage: str, speeds: Speeds, have: dict[str, int], compressed: bool = True, access: str | None = None
 ) -> Flow:
     """How busy the GPUs are with the parts in `have`. Other parts are taken as sufficient."""
     feed = gpu_feed(speeds)
@@ -146,29 +140,17 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(answer, indent=2))
         return 0
     print(f"speeds, GB/s: {speeds.as_text()}")
-    print(
-        f"per GPU: {gpu_feed(speeds):g} GB/s decoded = {gpu_feed(speeds) * ratio:g} GB/s from drives of {drive:g} GB/s"
-    )
+    feed = gpu_feed(speeds)
+    print(f"per GPU: {feed:g} GB/s decoded = {feed * ratio:g} GB/s from drives of {drive:g} GB/s")
     print("units = ceil(GPUs x GB/s per GPU / GB/s per unit)\n")
     head = ("gpus", "drives", "cores", "nics", "GB/s from storage", "GB/s into GPUs")
-    cells = [
-        (
-            str(found.gpus),
-            str(found.drives),
-            str(found.cores),
-            str(found.nics) if STORAGE[args.storage][2] else "-",
-            f"{found.storage_gbytes:.3g}",
-            f"{found.gpu_gbytes:.3g}",
-        )
-        for found in needs
-    ]
+    cells = []
+    for one in needs:
+        nics = one.nics if STORAGE[args.storage][2] else "-"
+        cells.append((one.gpus, one.drives, one.cores, nics, f"{one.storage_gbytes:.3g}", f"{one.gpu_gbytes:.3g}"))
     print(columns(head, cells))
     if flows:
         print("\nwith " + ", ".join(f"{number} {part}" for part, number in have.items()))
-        print(
-            columns(
-                ("gpus", "GPU use", "limited by"),
-                [(str(found.gpus), f"{found.gpu_use:.1%}", found.bottleneck) for found in flows],
-            )
-        )
+        uses = [(one.gpus, f"{one.gpu_use:.1%}", one.bottleneck) for one in flows]
+        print(columns(("gpus", "GPU use", "limited by"), uses))
     return 0

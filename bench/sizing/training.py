@@ -34,15 +34,8 @@ def project(setup: Setup, images: float, epochs: float, gpu_hour: float) -> Proj
     got = predict(setup)
     work = images * epochs / 3600
     hours = work / got.images_per_second
-    return Projection(
-        gpus=setup.gpus,
-        images_per_second=got.images_per_second,
-        efficiency=got.efficiency,
-        hours=hours,
-        hours_low=work / got.high,
-        hours_high=work / got.low,
-        cost=hours * setup.gpus * gpu_hour,
-    )
+    cost = hours * setup.gpus * gpu_hour
+    return Projection(setup.gpus, got.images_per_second, got.efficiency, hours, work / got.high, work / got.low, cost)
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -64,23 +57,15 @@ def run(args: argparse.Namespace) -> int:
     rate = number(args.rate_gbps, "--rate-gbps")
     gpu_hour = gpu_price(args.gpu_price, args.gpu)
     via = transport(args.transport)
-    if args.gpus_per_node < 1:
-        raise UserError(f"--gpus-per-node: {args.gpus_per_node} must be at least 1")
-    step, source, doubt = single_step(args.model, args.batch, args.gpu, args.precision, args.single_rate)
+    batch, per_node = args.batch, args.gpus_per_node
+    if per_node < 1:
+        raise UserError(f"--gpus-per-node: {per_node} must be at least 1")
+    step, source, doubt = single_step(args.model, batch, args.gpu, args.precision, args.single_rate)
     images = size * 1e9 / kilobytes
     found = []
     for gpus in dict.fromkeys([1, *counts(args.gpus, "--gpus")]):
         setup = Setup(
-            model=args.model,
-            batch=args.batch,
-            single_step_ms=step,
-            gpus=gpus,
-            gpus_per_node=args.gpus_per_node,
-            rate_gbps=rate,
-            transport=via,
-            engine=args.engine,
-            gpu=args.gpu,
-            compute_doubt=doubt,
+            args.model, batch, step, gpus, per_node, rate, via, args.engine, gpu=args.gpu, compute_doubt=doubt
         )
         found.append(project(setup, images, epochs, gpu_hour))
     if args.json:
@@ -91,11 +76,11 @@ def run(args: argparse.Namespace) -> int:
                 "images": images,
                 "epochs": epochs,
                 "model": args.model,
-                "single_rate": 1000 * args.batch / step,
+                "single_rate": 1000 * batch / step,
                 "single_rate_source": source,
                 "gpu_hour": gpu_hour,
                 "rate_gbps": rate,
-                "gpus_per_node": args.gpus_per_node,
+                "gpus_per_node": per_node,
             },
             "projections": [asdict(one) for one in found],
         }
@@ -105,19 +90,11 @@ def run(args: argparse.Namespace) -> int:
         f"{size:g} TB / {kilobytes:g} KB = {images / 1e6:.1f} million images, {epochs:g} epochs; "
         f"{gpu_hour:g} USD per GPU hour"
     )
-    print(f"one GPU: {1000 * args.batch / step:.1f} images/s ({source})")
+    print(f"one GPU: {1000 * batch / step:.1f} images/s ({source})")
     print("hours = images x epochs / rate; cost = hours x GPUs x price\n")
-    cells = [
-        (
-            str(one.gpus),
-            f"{one.images_per_second:.1f}",
-            f"{one.efficiency:.3f}",
-            readable(3600 * one.hours),
-            f"{one.hours:.1f}",
-            f"{one.hours_low:.1f} to {one.hours_high:.1f}",
-            f"{one.cost:,.0f}",
-        )
-        for one in found
-    ]
+    cells = []
+    for one in found:
+        time = readable(3600 * one.hours), f"{one.hours:.1f}", f"{one.hours_low:.1f} to {one.hours_high:.1f}"
+        cells.append((one.gpus, f"{one.images_per_second:.1f}", f"{one.efficiency:.3f}", *time, f"{one.cost:,.0f}"))
     print(columns(("gpus", "images/s", "efficiency", "time", "hours", "80% interval", "USD"), cells))
     return 0

@@ -23,10 +23,6 @@ class Transfer:
     efficiency: float
     seconds: float
 
-    @property
-    def readable(self) -> str:
-        return readable(self.seconds)
-
 
 def transfers(
     terabytes: float, speeds: Speeds, networks_gbps: tuple[float, ...] = NETWORKS_GBPS, efficiency: float = 0.7
@@ -46,14 +42,9 @@ def transfers(
 
 def readable(seconds: float) -> str:
     """A duration in its natural unit."""
-    for unit, length in (
-        ("years", 365.25 * 86400),
-        ("weeks", 7 * 86400),
-        ("days", 86400),
-        ("hours", 3600),
-        ("min", 60),
-    ):
-        if seconds >= (2 if unit == "weeks" else 1) * length or (unit == "weeks" and seconds >= 13 * 86400):
+    day = 86400
+    for unit, length in (("years", 365.25 * day), ("weeks", 7 * day), ("days", day), ("hours", 3600), ("min", 60)):
+        if seconds >= (13 * day if unit == "weeks" else length):
             return f"{seconds / length:.1f} {unit}"
     return f"{seconds:.1f} s"
 
@@ -61,11 +52,8 @@ def readable(seconds: float) -> str:
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dataset-tb", default="1000", help="size in TB (default 1000, a petabyte)")
     parser.add_argument("--rate-gbps", help="networks to compare, Gbit/s (default 1,10,25,40,100)")
-    parser.add_argument(
-        "--efficiency",
-        default=str(NETWORK_EFFICIENCY),
-        help="share of a network's rate that a copy reaches (default 0.7)",
-    )
+    text = f"share of a network's rate that a copy reaches (default {NETWORK_EFFICIENCY})"
+    parser.add_argument("--efficiency", default=str(NETWORK_EFFICIENCY), help=text)
     components.add_argument(parser)
 
 
@@ -76,19 +64,13 @@ def run(args: argparse.Namespace) -> int:
     networks = tuple(numbers(args.rate_gbps, "--rate-gbps")) if args.rate_gbps else NETWORKS_GBPS
     found = transfers(size, speeds, networks, efficiency)
     if args.json:
-        rows = [{**asdict(one), "readable": one.readable} for one in found]
+        rows = [{**asdict(one), "readable": readable(one.seconds)} for one in found]
         print(json.dumps({"dataset_tb": size, "efficiency": efficiency, "transfers": rows}, indent=2))
         return 0
     print(f"{size:g} TB; time = size / (GB/s x efficiency)\n")
-    cells = [
-        (
-            one.component,
-            f"{one.gbytes_per_second:g}",
-            f"{one.efficiency:g}",
-            one.readable,
-            readable(one.seconds * one.efficiency),
-        )
-        for one in found
-    ]
+    cells = []
+    for one in found:
+        times = readable(one.seconds), readable(one.seconds * one.efficiency)
+        cells.append((one.component, f"{one.gbytes_per_second:g}", f"{one.efficiency:g}", *times))
     print(columns(("component", "GB/s", "efficiency", "time", "at full rate"), cells))
     return 0
