@@ -29,12 +29,13 @@ def error_line(output: str) -> str:
     return (found or lines or [""])[-1][:300]
 
 
-def run_for_terraform(folder: Path, action: Callable[[], None]) -> int:
-    """Run a provisioner's action; leave its error in the state folder, from where `cluster` prints it."""
+def run_tool(action: Callable[[], None], state_folder: Path | None = None) -> int:
+    """Run an action of a tool. A provisioner leaves its error in the state folder, from where `cluster` prints it."""
     try:
         action()
     except (InfraError, UserError) as error:
-        errors.pass_on(folder, error)
+        if state_folder:
+            errors.pass_on(state_folder, error)
         print(f"fatal: {error}", file=sys.stderr)
         return 1
     return 0

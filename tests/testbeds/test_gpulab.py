@@ -21,10 +21,10 @@ from standins import gpulab as standin
 from cluster.core import sections, worker_files
 from cluster.core.errors import InfraError, UserError
 from cluster.providers.gpulab import cli as gpulab_cli
-from cluster.providers.gpulab import deployment, job_request
+from cluster.providers.gpulab import job_request
 from cluster.providers.gpulab.cli import Cli
 from cluster.providers.gpulab.gang import Gang, cancel_open_jobs
-from cluster.providers.gpulab.ledger import Entry, Ledger
+from cluster.providers.gpulab.ledger import Ledger
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 GOLDEN = Path(__file__).parent / "golden"
@@ -96,7 +96,7 @@ class Harness:
 
     def assert_nothing_left(self) -> None:
         assert self.server.alive == []
-        assert self.ledger.open() == []
+        assert self.ledger.open() == {}
 
 
 @pytest.fixture
@@ -171,7 +171,7 @@ def test_destroy_after_a_kill_finds_jobs_whose_id_was_not_written(harness: Harne
     gang = harness.gang()
     gang.submit(first)
     # Killed after GPULab answered and before the id was written: only the name is known.
-    harness.ledger.requested(second["name"])
+    harness.ledger.add("asked", second["name"])
     file = harness.folder / "second.json"
     file.write_text(json.dumps(second))
     harness.cli.submit(file)
@@ -222,12 +222,12 @@ def test_password_of_a_locked_certificate_is_required_and_never_written(pem: Pat
 
 
 def test_worker_that_jobs_start_is_in_the_training_image() -> None:
-    with tarfile.open(fileobj=io.BytesIO(worker_files.archive()[1])) as tar:
-        assert deployment.WORKER.removeprefix("/opt/bench-worker/{digest}/") in tar.getnames()
+    with tarfile.open(fileobj=io.BytesIO(worker_files.archive())) as tar:
+        assert f"{worker_files.digest()}/bench/worker/gpulab_job.py" in tar.getnames()
 
 
 def test_ledger_lists_open_jobs_even_if_its_last_line_is_cut_off(tmp_path: Path) -> None:
     events = [("asked", "a"), ("submitted", "a"), ("asked", "b"), ("asked", "c"), ("submitted", "c"), ("ended", "c")]
     lines = [json.dumps({"event": event, "name": name, "id": f"id-{name}"}) for event, name in events]
     (tmp_path / "jobs.jsonl").write_text("\n".join([*lines, '{"event": "subm']))
-    assert Ledger(tmp_path / "jobs.jsonl").open() == [Entry("a", "id-a"), Entry("b", "")]
+    assert Ledger(tmp_path / "jobs.jsonl").open() == {"a": "id-a", "b": ""}

@@ -36,12 +36,12 @@ def test_error_of_a_provisioner_reaches_the_user_unchanged(
     def fail() -> None:
         raise kind("cluster.gpulab.pem: wrong")
 
-    assert testbed.run_for_terraform(tmp_path, fail) == 1
+    assert testbed.run_tool(fail, tmp_path) == 1
     assert capsys.readouterr().err == "fatal: cluster.gpulab.pem: wrong\n"
     passed_on = errors.take(tmp_path)
     assert isinstance(passed_on, kind)
     assert str(passed_on) == "cluster.gpulab.pem: wrong"
-    assert testbed.run_for_terraform(tmp_path, lambda: None) == 0
+    assert testbed.run_tool(lambda: None, tmp_path) == 0
     assert errors.take(tmp_path) is None
 
 

@@ -13,6 +13,7 @@ import tempfile
 import threading
 from dataclasses import dataclass
 from pathlib import Path
+from subprocess import DEVNULL, PIPE
 from typing import IO, Any
 
 from cluster.core import sections
@@ -36,20 +37,14 @@ for number, job in enumerate(json.load(sys.stdin)):
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
-        print(json.dumps({"job": number, "where": where, "what": first["msg"]}))
+        print(json.dumps([number, f"{where}: {first['msg']}"]))
         break
 """
 
 
-def environment_dir() -> Path:
-    return CACHE / f"gpulab-cli-{hashlib.sha256(LOCK.read_bytes()).hexdigest()[:12]}"
-
-
 def ensure(log: Path) -> Path:
     """The virtual environment with gpulab-cli; created if it is missing."""
-    target = environment_dir()
-    if (target / ".complete").exists():
-        return target
+    target = CACHE / f"gpulab-cli-{hashlib.sha256(LOCK.read_bytes()).hexdigest()[:12]}"
     CACHE.mkdir(parents=True, exist_ok=True)
     with (CACHE / "gpulab-cli.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -70,9 +65,8 @@ def validate(definitions: list[dict[str, Any]], log: Path) -> None:
     if done.returncode:
         raise InfraError(f"cannot run gpulab-cli's schema: {done.stderr.strip().splitlines()[-1]}")
     if done.stdout:
-        problem = json.loads(done.stdout)
-        name = definitions[problem["job"]].get("name")
-        raise UserError(f"GPULab job {name}: {problem['where']}: {problem['what']}")
+        number, problem = json.loads(done.stdout)
+        raise UserError(f"GPULab job {definitions[number].get('name')}: {problem}")
 
 
 @dataclass(frozen=True)
@@ -100,24 +94,18 @@ class Cli:
         self.home.mkdir(parents=True, exist_ok=True)
         values = {name: value for name, value in os.environ.items() if name.lower() != "https_proxy"}
         values |= {"HOME": str(self.home), "GPULAB_CERT": str(Path(self.section.pem).expanduser())}
-        secret = certificate.password(self.section.password_file, "cluster.gpulab.password_file")
-        if secret:
+        if secret := certificate.password(self.section.password_file, "cluster.gpulab.password_file"):
             values["GPULAB_PASSWORD"] = secret
         return values
 
-    def _start(self, *arguments: str, stdout: int | IO[str] = subprocess.PIPE) -> subprocess.Popen[str]:
+    def _start(self, *arguments: str, stdout: int | IO[str] = PIPE) -> subprocess.Popen[str]:
         self.check()
+        argv, env = [str(ensure(self.log_file) / "bin/gpulab-cli"), *arguments], self._environment()
         return subprocess.Popen(
-            [str(ensure(self.log_file) / "bin/gpulab-cli"), *arguments],
-            env=self._environment(),
-            stdin=subprocess.DEVNULL,
-            stdout=stdout,
-            stderr=subprocess.PIPE,
-            text=True,
-            preexec_fn=die_with_parent,
+            argv, env=env, stdin=DEVNULL, stdout=stdout, stderr=PIPE, text=True, preexec_fn=die_with_parent
         )
 
-    def _call(self, *arguments: str) -> str:
+    def call(self, *arguments: str) -> str:
         with self._start(*arguments) as process:
             try:
                 out, problem = process.communicate(timeout=TIMEOUT)
@@ -130,13 +118,7 @@ class Cli:
 
     def submit(self, file: Path) -> str:
         """Submit a job on hold; return its id."""
-        return self._call("submit", "--project", self.section.project, "--hold", str(file)).strip().splitlines()[-1]
-
-    def release(self, job: str) -> None:
-        self._call("release", job)
-
-    def cancel(self, job: str) -> None:
-        self._call("cancel", job)
+        return self.call("submit", "--project", self.section.project, "--hold", str(file)).strip().splitlines()[-1]
 
     def log(self, job: str) -> str:
         """The job's log; "" if there is none yet. The CLI would then poll in a busy loop for ever, so it is killed."""
@@ -160,7 +142,7 @@ class Cli:
     def state(self, job: str) -> JobState:
         """`gpulab-cli wait` cannot be used here: it exits with 0 for a failed job too."""
         try:
-            state = json.loads(self._call("jobs", "-r", job))["state"]
+            state = json.loads(self.call("jobs", "-r", job))["state"]
             status = str(state["status"]).upper().replace(" ", "")
             return JobState(status, bool(state["eventTimes"].get("RUNNING")))
         except (ValueError, KeyError, TypeError):
@@ -168,7 +150,7 @@ class Cli:
 
     def own_jobs(self) -> dict[str, str]:
         """Name -> id of this account's latest jobs."""
-        content = json.loads(self._call("jobs", "-U", "-r", "-c", "200"))
+        content = json.loads(self.call("jobs", "-U", "-r", "-c", "200"))
         return {str(job["name"]): str(job["uuid"]) for job in content}
 
 
@@ -178,11 +160,8 @@ def cli_error(command: str, output: str) -> UserError | InfraError:
     if "expired" in text and "certificate" in text:
         return UserError(f"cluster.gpulab.pem: the certificate has expired; {certificate.DOWNLOAD}")
     if "need to specify the correct password" in text or "Bad password provided" in text:
-        return UserError(
-            "cluster.gpulab.password_file: the certificate's password is missing or wrong; "
-            "write it there or set TESTBED_PEM_PASSWORD"
-        )
+        fix = "write it there or set TESTBED_PEM_PASSWORD"
+        return UserError(f"cluster.gpulab.password_file: the certificate's password is missing or wrong; {fix}")
     if "No permission to submit" in text:
         return UserError("cluster.gpulab.project: GPULab refuses jobs in this project (403); correct it or join it")
-    problem = testbed.error_line(output).removeprefix("Error: ") or "no output"
-    return InfraError(f"gpulab {command}: {problem}")
+    return InfraError(f"gpulab {command}: {testbed.error_line(output).removeprefix('Error: ') or 'no output'}")

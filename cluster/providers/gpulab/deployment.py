@@ -19,39 +19,35 @@ from typing import Any
 
 from cluster.core import sections, worker_files
 from cluster.core.config import layout
-from cluster.core.errors import InfraError, UserError
+from cluster.core.errors import InfraError
 from cluster.providers import testbed
 from cluster.providers.gpulab import cli as gpulab_cli
 from cluster.providers.gpulab import job_request
 from cluster.providers.gpulab.cli import Cli
 from cluster.providers.gpulab.gang import Gang, PrintLine, cancel_open_jobs
+from cluster.providers.gpulab.job_request import Definition, Shape
 from cluster.providers.gpulab.ledger import Ledger
 
 PYTHON = f"{layout()['venv']}/bin/python"
 
 
 class Deployment:
-    def __init__(self, section: sections.Gpulab, folder: Path, gpu_model: str = "none") -> None:
+    def __init__(self, section: sections.Gpulab, folder: Path, gpu_model: str) -> None:
         self.section, self.folder, self.gpu_model = section, folder, gpu_model
         self.ledger = Ledger(folder / "jobs.jsonl")
         self.cli = Cli(section, folder)
         self.probe_file = folder / "probe.json"
         self.stop = threading.Event()
 
-    def run(
-        self, name: str, shape: job_request.Shape, command: list[str], environment: dict[str, str], out: PrintLine
-    ) -> None:
-        set_name = f"{name}-{int(time.time() * 1000):x}"
+    def run(self, name: str, shape: Shape, command: list[str], environment: dict[str, str], out: PrintLine) -> None:
         self.cli.check()
-        definitions = self.definitions(set_name, shape, command, environment)
+        definitions = self.definitions(f"{name}-{int(time.time() * 1000):x}", shape, command, environment)
         Gang(self.cli, self.ledger, out, self.folder / "joblogs", self.stop).run(definitions)
 
-    def definitions(
-        self, set_name: str, shape: job_request.Shape, command: list[str], environment: dict[str, str]
-    ) -> list[dict[str, Any]]:
+    def definitions(self, name: str, shape: Shape, command: list[str], environment: dict[str, str]) -> list[Definition]:
         """The validated jobs of one set."""
         now = datetime.now(UTC)
-        found = job_request.definitions(self.section, set_name, shape, command, environment, self.gpu_model, now)
+        found = job_request.definitions(self.section, name, shape, command, environment, self.gpu_model, now)
         gpulab_cli.validate(found, self.cli.log_file)
         return found
 
@@ -59,17 +55,16 @@ class Deployment:
         """Run two jobs without a GPU that test whether jobs can reach each other; keep the result."""
         lines: list[str] = []
         command = [PYTHON, f"{worker_files.ON_NODE}/{digest}", "gpulab_job", "probe"]
-        self.run(f"{name}-probe", job_request.Shape(2, 1, 0), command, {}, lines.append)
+        self.run(f"{name}-probe", Shape(2, 1, 0), command, {}, lines.append)
         answers = [line.partition("@probe ")[2] for line in lines if "@probe " in line]
         if not answers:
             raise InfraError(f"the probe jobs ended without a result; their logs are in {self.folder / 'joblogs'}")
         answer = json.loads(answers[-1])
         self.probe_file.write_text(json.dumps(answer) + "\n")
         if answer["unreachable"]:
-            raise InfraError(
-                f"GPULab jobs do not reach each other: no answer from {', '.join(answer['unreachable'])}; "
-                "use MODE=1xN, or set cluster.gpulab.cluster_id to a cluster whose jobs share a network"
-            )
+            fix = "use MODE=1xN, or set cluster.gpulab.cluster_id to a cluster whose jobs share a network"
+            silent = ", ".join(answer["unreachable"])
+            raise InfraError(f"GPULab jobs do not reach each other: no answer from {silent}; {fix}")
 
     def create(self, name: str, size: int, gpus: bool, digest: str) -> None:
         shape = job_request.choose_shape(self.section.mode, size, gpus)
@@ -84,20 +79,14 @@ class Deployment:
 
 def stop_at_end_of_input(stop: threading.Event) -> None:
     """Our standard input ends when the process that started us is gone."""
-    while sys.stdin.buffer.read(1):
-        pass
+    sys.stdin.buffer.read()
     stop.set()
 
 
-def run_for_bench(deployment: Deployment, value: dict[str, Any]) -> int:
+def run_for_bench(deployment: Deployment, value: dict[str, Any]) -> None:
     threading.Thread(target=stop_at_end_of_input, args=(deployment.stop,), daemon=True).start()
-    shape = job_request.Shape(**value["shape"])
-    try:
-        deployment.run(value["name"], shape, value["command"], value["environment"], partial(print, flush=True))
-    except (InfraError, UserError) as error:
-        print(f"fatal: {error}", file=sys.stderr)
-        return 1
-    return 0
+    shape, out = Shape(**value["shape"]), partial(print, flush=True)
+    deployment.run(value["name"], shape, value["command"], value["environment"], out)
 
 
 def main() -> int:
@@ -107,9 +96,11 @@ def main() -> int:
     deployment = Deployment(section, Path(value["state_dir"]), value["gpu_model"])
     signal.signal(signal.SIGTERM, lambda *_: deployment.stop.set())
     if action == "run":
-        return run_for_bench(deployment, value)
+        return testbed.run_tool(partial(run_for_bench, deployment, value))
+    if action == "destroy":
+        return testbed.run_tool(deployment.destroy, deployment.folder)
     create = partial(deployment.create, value["name"], value["size"], value["gpus"] > 0, value["worker"])
-    return testbed.run_for_terraform(deployment.folder, create if action == "create" else deployment.destroy)
+    return testbed.run_tool(create, deployment.folder)
 
 
 if __name__ == "__main__":

@@ -11,8 +11,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,6 +26,7 @@ POLL_ATTEMPTS = 3
 # Time that the other jobs have to end after the first job has ended.
 END_SECONDS = 60
 CANCEL_SECONDS = 60
+CANCELLED = "all jobs of the set are cancelled"
 PrintLine = Callable[[str], None]
 Answer = TypeVar("Answer")
 
@@ -48,23 +48,22 @@ class Gang:
     ledger: Ledger
     out: PrintLine
     logs: Path
-    stop: threading.Event = field(default_factory=threading.Event)
+    stop: threading.Event
 
     def run(self, definitions: list[dict[str, Any]]) -> None:
         """Return when all jobs have FINISHED; otherwise cancel all of them and raise an error that names the job."""
         jobs: list[SubmittedJob] = []
-        names = {str(definition["name"]) for definition in definitions}
         try:
             for definition in definitions:
                 jobs.append(self.submit(definition))
             for job in jobs:
-                self.cli.release(job.id)
+                self.cli.call("release", job.id)
             self.wait_for_start(jobs)
             self.wait_for_end(jobs)
         except (InfraError, UserError) as error:
             self.save_logs(jobs)
             try:
-                cancel_open_jobs(self.cli, self.ledger, names)
+                cancel_open_jobs(self.cli, self.ledger, {str(definition["name"]) for definition in definitions})
             except (InfraError, UserError) as second:
                 raise InfraError(f"{error}; then: {second}") from None
             raise
@@ -75,19 +74,19 @@ class Gang:
         with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
             json.dump(definition, file)
             file.flush()
-            self.ledger.requested(name)
+            self.ledger.add("asked", name)
             try:
                 identifier = self.cli.submit(Path(file.name))
             except UserError:
                 # GPULab refused the job, so it does not exist. After a broken connection it might.
-                self.ledger.refused(name)
+                self.ledger.add("refused", name)
                 raise
-        self.ledger.submitted(name, identifier)
+        self.ledger.add("submitted", name, id=identifier)
         return SubmittedJob(name, identifier)
 
     def wait_for_start(self, jobs: list[SubmittedJob]) -> None:
-        limit = self.cli.section.start_minutes * 60
-        deadline = time.monotonic() + limit
+        minutes = self.cli.section.start_minutes
+        deadline = time.monotonic() + minutes * 60
         while True:
             self.poll(jobs)
             waiting = [job for job in jobs if job.status not in ("RUNNING", "FINISHED")]
@@ -96,10 +95,9 @@ class Gang:
             first = waiting[0]
             self.out(f"{len(jobs) - len(waiting)} of {len(jobs)} jobs are running; {first.name} is {first.status}")
             if time.monotonic() > deadline:
-                raise InfraError(
-                    f"GPULab job {first.name} is still {first.status} after {limit // 60} minutes; "
-                    "all jobs of the set are cancelled; use fewer GPUs or raise cluster.gpulab.start_minutes"
-                )
+                fix = "use fewer GPUs or raise cluster.gpulab.start_minutes"
+                waited = f"is still {first.status} after {minutes} minutes"
+                raise InfraError(f"GPULab job {first.name} {waited}; {CANCELLED}; {fix}")
             self.pause()
 
     def wait_for_end(self, jobs: list[SubmittedJob]) -> None:
@@ -115,41 +113,38 @@ class Gang:
             if first.status == "FINISHED":
                 deadline = min(deadline, time.monotonic() + END_SECONDS)
             if time.monotonic() > deadline:
-                raise InfraError(f"GPULab job {pending[0].name} did not end in time; all jobs of the set are cancelled")
+                raise InfraError(f"GPULab job {pending[0].name} did not end in time; {CANCELLED}")
             self.pause()
 
     def pause(self) -> None:
         if self.stop.wait(self.cli.section.poll_seconds):
-            raise InfraError("stopped; all jobs of the set are cancelled")
+            raise InfraError(f"stopped; {CANCELLED}")
 
     def poll(self, jobs: list[SubmittedJob]) -> None:
         for job in jobs:
             if job.status in FINAL:
                 continue
-            state = self.with_retries(partial(self.cli.state, job.id))
+            state = self.with_retries(self.cli.state, job.id)
             job.status = state.status
             if job.status in FINAL:
-                self.ledger.ended(job.name, job.status)
+                self.ledger.add("ended", job.name, status=job.status)
             if job.status in FINAL - {"FINISHED"}:
                 when = "while it ran" if state.started else "in the queue"
-                reason = self.failure_reason(job)
-                raise InfraError(f"{job} {job.status} {when}: {reason}; all jobs of the set are cancelled")
+                raise InfraError(f"{job} {job.status} {when}: {self.failure_reason(job)}; {CANCELLED}")
             if job.status in ("MUSTHALT", "HALTING"):
-                raise InfraError(
-                    f"{job} is being halted to make room for others; all jobs of the set are cancelled; try again later"
-                )
+                raise InfraError(f"{job} is being halted to make room for others; {CANCELLED}; try again later")
 
-    def with_retries(self, request: Callable[[], Answer]) -> Answer:
+    def with_retries(self, request: Callable[[str], Answer], job: str) -> Answer:
         for _ in range(POLL_ATTEMPTS - 1):
             try:
-                return request()
+                return request(job)
             except InfraError:
                 self.pause()
-        return request()
+        return request(job)
 
     def print_new_lines(self, job: SubmittedJob) -> bool:
         """Print the lines of a job's log that were not printed yet; return whether there were any."""
-        lines = self.with_retries(partial(self.cli.log, job.id)).splitlines()
+        lines = self.with_retries(self.cli.log, job.id).splitlines()
         new = lines[job.printed_lines :]
         for line in new:
             self.out(line)
@@ -178,33 +173,29 @@ class Gang:
 
 def cancel_open_jobs(cli: Cli, ledger: Ledger, names: set[str] | None = None) -> None:
     """Cancel the open jobs of the ledger, or only those with these names; InfraError names jobs that may still run."""
-    problems: list[str] = []
-    entries = [entry for entry in ledger.open() if names is None or entry.name in names]
-    own_jobs = cli.own_jobs() if any(not entry.id for entry in entries) else {}
-    cancelled: list[tuple[str, str]] = []
-    for entry in entries:
-        identifier = entry.id or own_jobs.get(entry.name, "")
-        if not identifier:
-            ledger.refused(entry.name)
-            continue
+    problems: dict[str, str] = {}
+    jobs = {name: identifier for name, identifier in ledger.open().items() if names is None or name in names}
+    own_jobs = {} if all(jobs.values()) else cli.own_jobs()
+    jobs = {name: identifier or own_jobs.get(name, "") for name, identifier in jobs.items()}
+    for name, identifier in jobs.items():
         try:
-            status = cli.state(identifier).status
-            if status in FINAL:
-                ledger.ended(entry.name, status)
-                continue
-            cli.cancel(identifier)
-            cancelled.append((entry.name, identifier))
+            if not identifier:
+                ledger.add("refused", name)
+            elif cli.state(identifier).status not in FINAL:
+                cli.call("cancel", identifier)
         except (InfraError, UserError) as error:
-            problems.append(f"{entry.name} ({identifier}): {error}")
+            problems[name] = f"{name} ({identifier}): {error}"
     deadline = time.monotonic() + CANCEL_SECONDS
-    for name, identifier in cancelled:
+    for name, identifier in jobs.items():
+        if not identifier or name in problems:
+            continue
         try:
             while (status := cli.state(identifier).status) not in FINAL:
                 if time.monotonic() > deadline:
                     raise InfraError(f"still {status}")
                 time.sleep(cli.section.poll_seconds)
-            ledger.ended(name, status)
+            ledger.add("ended", name, status=status)
         except (InfraError, UserError) as error:
-            problems.append(f"{name} ({identifier}): {error}")
+            problems[name] = f"{name} ({identifier}): {error}"
     if problems:
-        raise InfraError(f"GPULab jobs may still run: {'; '.join(problems)}; run `make destroy` again")
+        raise InfraError(f"GPULab jobs may still run: {'; '.join(problems.values())}; run `make destroy` again")

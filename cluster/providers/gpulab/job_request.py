@@ -10,6 +10,7 @@ from cluster.core import sections
 
 # Where the project's storage is mounted in a job. Each set of jobs shares a folder in it.
 SHARED = "/shared"
+Definition = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -35,10 +36,10 @@ def definitions(
     environment: dict[str, str],
     gpu_model: str,
     now: datetime,
-) -> list[dict[str, Any]]:
+) -> list[Definition]:
     """The jobs of one set as gpulab-cli submits them. Each knows its number, the set's size and the shared folder."""
 
-    def definition(number: int) -> dict[str, Any]:
+    def definition(number: int) -> Definition:
         resources: dict[str, Any] = {
             "cpus": section.cpus_per_gpu * shape.slots,
             "gpus": shape.gpus,

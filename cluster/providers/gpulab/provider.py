@@ -54,7 +54,8 @@ class Gpulab(Provider):
     def status_notes(self) -> list[str]:
         deployment = self.deployment
         lines = [f"mode {self.section.mode}; jobs exist only during a measurement"]
-        lines += [f"job {entry.name} ({entry.id or 'id unknown'}) may be running" for entry in deployment.ledger.open()]
+        open_jobs = deployment.ledger.open()
+        lines += [f"job {name} ({identifier or 'id unknown'}) may be running" for name, identifier in open_jobs.items()]
         if deployment.probe_file.exists():
             lines.append(f"probe: {deployment.probe_file.read_text().strip()}")
         return lines

@@ -183,7 +183,7 @@ def from_input(value: dict[str, Any]) -> tuple[Experiment, Request]:
 def main() -> int:
     experiment, request = from_input(json.loads(os.environ["INPUT"]))
     create = partial(experiment.create, request)
-    return testbed.run_for_terraform(experiment.folder, create if sys.argv[1] == "create" else experiment.delete)
+    return testbed.run_tool(create if sys.argv[1] == "create" else experiment.delete, experiment.folder)
 
 
 if __name__ == "__main__":
