@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from cluster.core.config import Cluster
 from cluster.core.contract import Contract
@@ -38,6 +39,8 @@ class Provider:
 
     def __init__(self, state: State, cluster: Cluster) -> None:
         self.state, self.cluster = state, cluster
+        # The provider's own section of cluster.yml, which config.load requires; local has none.
+        self.section: Any = getattr(cluster, cluster.provider, None)
 
     def ensure_image(self, progress: Progress) -> str:
         """Build the image that nodes boot from, if it is missing. Return its name, or "" if Ansible installs it all."""

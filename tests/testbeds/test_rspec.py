@@ -97,11 +97,11 @@ MANIFEST = """<rspec xmlns="http://www.geni.net/resources/rspec/3" type="manifes
 
 def test_logins_come_from_the_manifest() -> None:
     second = '<login authentication="ssh-keys" hostname="n2.wall2" port="22" username="me"/>'
-    found = rspec.logins(MANIFEST.format(second), ["head", "w1"])
-    assert found["w1"] == rspec.Login("n2.wall2", 22, "me")
-    assert rspec.expires(MANIFEST.format(second)) == "2030-01-01T10:00:00Z"
+    found = rspec.read_manifest(MANIFEST.format(second), ["head", "w1"])
+    assert found.logins["w1"] == rspec.Login("n2.wall2", 22, "me")
+    assert found.expires == "2030-01-01T10:00:00Z"
 
 
 def test_node_without_login_is_named() -> None:
     with pytest.raises(InfraError, match="no login for w1"):
-        rspec.logins(MANIFEST.format(""), ["head", "w1"])
+        rspec.read_manifest(MANIFEST.format(""), ["head", "w1"])

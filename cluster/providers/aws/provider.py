@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import ipaddress
+import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -42,19 +43,12 @@ def host_key(console: str) -> str | None:
     """The last ed25519 key that cloud-init printed, as 'type key'; None if there is none yet."""
     _, begin, rest = console.rpartition(BEGIN)
     block, end, _ = rest.partition(END)
-    for line in block.splitlines() if begin and end else ():
-        words = line.split()
-        if "ssh-ed25519" in words[:-1]:
-            at = words.index("ssh-ed25519")
-            return " ".join(words[at : at + 2])
-    return None
+    found = re.search(r"\bssh-ed25519 \S+", block) if begin and end else None
+    return found[0] if found else None
 
 
 class Aws(Provider):
-    @property
-    def section(self) -> sections.Aws:
-        assert self.cluster.aws  # noqa: S101 (config.load requires it)
-        return self.cluster.aws
+    section: sections.Aws
 
     def client(self, service: str) -> Any:
         return boto3.client(service, region_name=self.section.region)
@@ -74,7 +68,7 @@ class Aws(Provider):
             if efa and not prices.types()[kind].efa:
                 fix = "use tcp, or an instance type with efa: true in cluster/core/instances.yml"
                 raise UserError(f"cluster.fabrics.{efa[0]}.transport: {kind} has no EFA; {fix}")
-        credentials = self._credentials()
+        (credentials,) = self.checks()
         if not credentials.ok:
             raise UserError(f"{credentials.name}: {credentials.detail}; {credentials.fix}")
         expires = self.state.dir / "expires"
@@ -106,14 +100,13 @@ class Aws(Provider):
 
     def repair(self, contract: Contract, progress: Progress) -> list[str]:
         """Start stopped instances. Terraform replaces terminated ones itself, but it ignores stopped ones."""
-        stopped = {
-            name: one["InstanceId"] for name, one in self.instances().items() if one["State"]["Name"] == "stopped"
-        }
+        stopped = {name: one for name, one in self.instances().items() if one["State"]["Name"] == "stopped"}
         if stopped:
             progress(f"starting stopped nodes: {', '.join(stopped)}")
+            ids = [one["InstanceId"] for one in stopped.values()]
             with aws_call("start instances"):
-                self.client("ec2").start_instances(InstanceIds=list(stopped.values()))
-                self.client("ec2").get_waiter("instance_running").wait(InstanceIds=list(stopped.values()))
+                self.client("ec2").start_instances(InstanceIds=ids)
+                self.client("ec2").get_waiter("instance_running").wait(InstanceIds=ids)
         return []
 
     def wait_for_nodes(self, contract: Contract, progress: Progress) -> None:
@@ -130,17 +123,15 @@ class Aws(Provider):
         The console drops old output, so a key is read once per instance; the line ends with the instance id.
         """
         known = self.state.known_hosts.read_text().splitlines() if self.state.known_hosts.exists() else []
+        keys = {words[-1]: " ".join(words[1:3]) for words in map(str.split, known)}
         instances = self.instances()
         lines = []
         for name, node in contract.ordered():
             identifier = instances[name]["InstanceId"]
-            pinned = [line for line in known if line.endswith(f" {identifier}")]
-            if pinned:
-                key = " ".join(pinned[0].split()[1:3])
-            else:
+            if identifier not in keys:
                 progress(f"node {name}: reading its host key from the console")
-                key = self._read_console_key(name, identifier)
-            lines.append(f"{node.management_address} {key} {identifier}\n")
+                keys[identifier] = self._read_console_key(name, identifier)
+            lines.append(f"{node.management_address} {keys[identifier]} {identifier}\n")
         self.state.known_hosts.write_text("".join(lines))
 
     def _read_console_key(self, name: str, identifier: str) -> str:
@@ -154,8 +145,7 @@ class Aws(Provider):
                 if error.response["Error"]["Code"] != "UnsupportedOperation":
                     raise InfraError(f"node {name}: console: {error}") from None
                 text = ec2.get_console_output(InstanceId=identifier).get("Output", "")
-            key = host_key(text)
-            if key:
+            if key := host_key(text):
                 return key
             time.sleep(5)
         fix = f"run `aws ec2 get-console-output --instance-id {identifier}`"
@@ -195,12 +185,9 @@ class Aws(Provider):
             where = f"AWS {self.section.region}: resources tagged {TAG}={self.cluster.name} exist"
             raise InfraError(f"{where}: {names}; remove them in the AWS console, or choose another cluster.name")
 
-    def _credentials(self) -> Check:
+    def checks(self) -> list[Check]:
         try:
             account = self.client("sts").get_caller_identity()["Account"]
         except (BotoCoreError, ClientError) as error:
-            return Check("AWS credentials", False, " ".join(str(error).split()), CREDENTIALS)
-        return Check("AWS credentials", True, f"account {account}, {self.section.region}")
-
-    def checks(self) -> list[Check]:
-        return [self._credentials()]
+            return [Check("AWS credentials", False, " ".join(str(error).split()), CREDENTIALS)]
+        return [Check("AWS credentials", True, f"account {account}, {self.section.region}")]

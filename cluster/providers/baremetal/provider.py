@@ -26,10 +26,7 @@ printf '{"name":"%s","os":"%s","release":"%s","sudo":%s,"python":%s,"addresses":
 
 
 class Baremetal(Provider):
-    @property
-    def section(self) -> sections.Baremetal:
-        assert self.cluster.baremetal  # noqa: S101 (config.load requires it)
-        return self.cluster.baremetal
+    section: sections.Baremetal
 
     @property
     def hosts(self) -> list[sections.Host]:
@@ -88,7 +85,6 @@ class Baremetal(Provider):
         where = f"host {host.name} ({host.address})"
         user = self.section.user
         if answer.returncode:
-            last = (answer.stderr.strip().splitlines() or ["no answer"])[-1]
             if "Host key verification failed" in answer.stderr:
                 file = self.pinned_keys_file.name
                 fix = f"if the host was reinstalled, remove its line from {file} and run `make adopt`"
@@ -96,14 +92,14 @@ class Baremetal(Provider):
             if "Permission denied" in answer.stderr:
                 fix = "add the public key to its authorized_keys, or correct baremetal.user or baremetal.key"
                 raise UserError(f"{where}: user {user} cannot log in with {self.key}; {fix}")
-            raise InfraError(f"{where}: unreachable: {last}")
+            raise InfraError(f"{where}: unreachable: {(answer.stderr.strip().splitlines() or ['no answer'])[-1]}")
         try:
             found: dict[str, Any] = json.loads(answer.stdout.splitlines()[-1])
         except (IndexError, json.JSONDecodeError):
             raise InfraError(f"{where}: unexpected output: {answer.stdout.strip()[-200:]!r}") from None
-        wanted = f"Debian {self.cluster.os_release}"
-        if (found["os"], found["release"]) != ("debian", self.cluster.os_release):
-            raise UserError(f"{where}: runs {found['os']} {found['release']}; the roles need {wanted}")
+        system, release = f"{found['os']} {found['release']}", self.cluster.os_release
+        if system != f"debian {release}":
+            raise UserError(f"{where}: runs {system}; the roles need Debian {release}")
         if not found["sudo"]:
             fix = f"add '{user} ALL=(ALL) NOPASSWD: ALL' to /etc/sudoers.d"
             raise UserError(f"{where}: user {user} cannot use sudo without a password; {fix}")

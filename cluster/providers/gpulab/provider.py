@@ -6,26 +6,26 @@ import os
 import sys
 
 from cluster.core import sections, worker_files
+from cluster.core.config import Cluster
 from cluster.core.contract import Contract
 from cluster.core.errors import UserError
+from cluster.core.state import State
 from cluster.providers.base import Check, NodeState, Progress, Provider
 from cluster.providers.gpulab import cli
 from cluster.providers.gpulab.deployment import Deployment
 from cluster.providers.testbed import certificate_check
 
-MODES = ("1xN", "Nx1")
-
 
 class Gpulab(Provider):
     has_nodes = False
+    section: sections.Gpulab
 
-    @property
-    def section(self) -> sections.Gpulab:
-        assert self.cluster.gpulab  # noqa: S101 (config.load requires it)
-        mode = os.environ.get("MODE") or self.cluster.gpulab.mode
-        if mode not in MODES:
+    def __init__(self, state: State, cluster: Cluster) -> None:
+        super().__init__(state, cluster)
+        mode = os.environ.get("MODE") or self.section.mode
+        if mode not in ("1xN", "Nx1"):
             raise UserError(f"MODE={mode}: use 1xN (one job with N GPUs) or Nx1 (N jobs with one GPU each)")
-        return self.cluster.gpulab.model_copy(update={"mode": mode})
+        self.section = self.section.model_copy(update={"mode": mode})
 
     @property
     def deployment(self) -> Deployment:

@@ -51,15 +51,6 @@ def podman(*args: str, check: bool = True) -> str:
     return done.stdout.strip()
 
 
-def container(cluster: str, node: str) -> str:
-    return f"{cluster}-{node}"
-
-
-def hardware_address(address: str) -> str:
-    """The same MAC address after every restart, as on a real card: with a new one, peers lose the node for 8 s."""
-    return "02:76:" + ":".join(f"{int(part):02x}" for part in address.split("."))
-
-
 def update_known_hosts(path: Path, address: str, port: int, key: str | None) -> None:
     """Replace the line of this address. The lock is needed because nodes are created in parallel."""
     host = address if port == 22 else f"[{address}]:{port}"
@@ -70,11 +61,6 @@ def update_known_hosts(path: Path, address: str, port: int, key: str | None) -> 
         if key:
             lines.append(f"{host} {key}")
         path.write_text("".join(f"{line}\n" for line in lines))
-
-
-def wait_for_ssh(address: str, port: int, name: str) -> None:
-    if not ssh_server.wait_for(address, port, BOOT_TIMEOUT):
-        sys.exit(f"node {name}: no SSH on {address}:{port} after {BOOT_TIMEOUT} s; see `podman logs {name}`")
 
 
 def nft(rules: str, check: bool = True) -> None:
@@ -93,22 +79,16 @@ def isolate(cluster: str, subnet: str) -> None:
     the nodes trust, and podman's own isolation has gaps while networks are created and removed."""
     name = nft_table(cluster)
     chain = "type filter hook forward priority -10; policy accept;"
-    nft(
-        f"table {name}\ndelete table {name}\n"
-        f"table {name} {{\nchain forward {{\n{chain}\n"
-        f"ip saddr != {subnet} ip daddr {subnet} ct state new drop\n}}\n}}\n"
-    )
-
-
-def podman_range(subnet: str) -> str:
-    """The last quarter of the subnet. podman assigns addresses from it; the nodes' own addresses are below."""
-    return str(list(ipaddress.ip_network(subnet).subnets(prefixlen_diff=2))[3])
+    rule = f"ip saddr != {subnet} ip daddr {subnet} ct state new drop"
+    nft(f"table {name}\ndelete table {name}\ntable {name} {{\nchain forward {{\n{chain}\n{rule}\n}}\n}}\n")
 
 
 def create_network(spec: dict[str, Any]) -> None:
     podman("network", "rm", "-f", spec["name"], check=False)
+    # podman assigns addresses from the last quarter of the subnet; the nodes' own addresses are below.
+    last_quarter = list(ipaddress.ip_network(spec["subnet"]).subnets(prefixlen_diff=2))[3]
     podman(
-        *("network", "create", "--disable-dns", "--subnet", spec["subnet"], "--ip-range", podman_range(spec["subnet"])),
+        *("network", "create", "--disable-dns", "--subnet", spec["subnet"], "--ip-range", str(last_quarter)),
         *("--label", f"{LABEL}={spec['cluster']}"),
         *(["--internal"] if spec["internal"] else ["--opt", "isolate=true"]),
         spec["name"],
@@ -134,36 +114,42 @@ def make_seed(folder: Path, authorized: Path, name: str) -> str:
 
 
 def create_node(spec: dict[str, Any]) -> None:
-    name = container(spec["cluster"], spec["name"])
-    state = Path(spec["state_dir"])
-    addresses = spec["addresses"]
-    public = make_seed(state / SEEDS / spec["name"], state / "id_ed25519.pub", spec["name"])
+    cluster, name, state = spec["cluster"], spec["name"], Path(spec["state_dir"])
+    seed = state / SEEDS / name
+    public = make_seed(seed, state / "id_ed25519.pub", name)
     networks = []
     boot = BOOT_SCRIPT
-    for network, address in addresses.items():
-        card = f"mac={hardware_address(address)},interface_name={INTERFACES[network]}"
-        networks += [f"--network={spec['cluster']}-{network}:{card}"]
+    for network, address in spec["addresses"].items():
+        # The same MAC address after every restart, as on a real card: with a new one, peers lose the node for 8 s.
+        mac = f"02:76:{ipaddress.ip_address(address).packed.hex(':')}"
+        networks += [f"--network={cluster}-{network}:mac={mac},interface_name={INTERFACES[network]}"]
         boot += f"set_address {INTERFACES[network]} {address}\n"
     podman(
-        *("create", "--replace", "--name", name, "--hostname", spec["name"], "--label", f"{LABEL}={spec['cluster']}"),
+        *("create", "--replace", "--name", f"{cluster}-{name}", "--hostname", name, "--label", f"{LABEL}={cluster}"),
         # NET_ADMIN: firewall and shaping inside the node. SYS_ADMIN: FUSE mounts of a share.
         *("--systemd=always", "--cap-add=NET_ADMIN", "--shm-size=1g"),
         *(["--cap-add=SYS_ADMIN", "--device=/dev/fuse"] if spec.get("fuse") else []),
-        *(f"--cap-add={name}" for name in spec.get("capabilities", [])),
+        *(f"--cap-add={capability}" for capability in spec.get("capabilities", [])),
         "--restart=unless-stopped",
-        *(f"--sysctl={name}={value}" for name, value in TCP.items()),
+        *(f"--sysctl={key}={value}" for key, value in TCP.items()),
         *networks,
-        f"--volume={state / SEEDS / spec['name']}:{SEED}:ro",
+        f"--volume={seed}:{SEED}:ro",
         *(f"--volume={source}:{target}:ro" for source, target in spec.get("mounts", {}).items()),
         *(spec["image"], "/bin/sh", "-c", boot + "exec /sbin/init"),
     )
+    update_known_hosts(state / "known_hosts", spec["addresses"]["management"], spec["ssh_port"], public)
+    start_node(spec)
+
+
+def start_node(spec: dict[str, Any]) -> None:
+    name, address, port = f"{spec['cluster']}-{spec['name']}", spec["addresses"]["management"], spec["ssh_port"]
     podman("start", name)
-    update_known_hosts(state / "known_hosts", addresses["management"], spec["ssh_port"], public)
-    wait_for_ssh(addresses["management"], spec["ssh_port"], name)
+    if not ssh_server.wait_for(address, port, BOOT_TIMEOUT):
+        sys.exit(f"node {name}: no SSH on {address}:{port} after {BOOT_TIMEOUT} s; see `podman logs {name}`")
 
 
 def destroy_node(spec: dict[str, Any]) -> None:
-    podman("rm", "-f", "-i", "-t", "0", container(spec["cluster"], spec["name"]))
+    podman("rm", "-f", "-i", "-t", "0", f"{spec['cluster']}-{spec['name']}")
     shutil.rmtree(Path(spec["state_dir"]) / SEEDS / spec["name"], ignore_errors=True)
     known_hosts = Path(spec["state_dir"]) / "known_hosts"
     if known_hosts.exists():
@@ -176,12 +162,6 @@ def print_states(spec: dict[str, Any]) -> None:
     prefix = f"{spec['cluster']}-"
     found = {row["Names"][0].removeprefix(prefix): {"state": row["State"], "since": row["StartedAt"]} for row in rows}
     print(json.dumps(found))
-
-
-def start_node(spec: dict[str, Any]) -> None:
-    name = container(spec["cluster"], spec["name"])
-    podman("start", name)
-    wait_for_ssh(spec["addresses"]["management"], spec["ssh_port"], spec["name"])
 
 
 def remove_leftovers(spec: dict[str, Any]) -> None:

@@ -9,9 +9,9 @@ import shlex
 import subprocess
 import tempfile
 import time
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from subprocess import DEVNULL, PIPE, STDOUT
+from typing import Any
 
 import yaml
 
@@ -20,29 +20,10 @@ from cluster.core.errors import InfraError, UserError
 from cluster.core.process import die_with_parent
 from cluster.providers import certificate, testbed
 from cluster.providers.virtualwall import rspec
-from cluster.providers.virtualwall.rspec import Login, Request
+from cluster.providers.virtualwall.rspec import Login, Request, Reservation
 
 COMMAND_SECONDS = 600
 POLL_SECONDS = 5
-
-
-@dataclass(frozen=True)
-class Reservation:
-    """expires is None if the control plane does not report it."""
-
-    logins: dict[str, Login]
-    expires: str | None = None
-
-
-class ControlPlane(Protocol):
-    section: sections.VirtualWall
-    request_file: str  # name of the request in the state folder
-
-    def check(self) -> None: ...
-    def render(self, request: Request) -> str: ...
-    def create(self, request: Request) -> Reservation: ...
-    def renew(self, hours: int) -> None: ...
-    def delete(self) -> None: ...
 
 
 def run_command(argv: list[str], log: Path, seconds: float, secret: str | None = None, cwd: Path | None = None) -> str:
@@ -52,14 +33,7 @@ def run_command(argv: list[str], log: Path, seconds: float, secret: str | None =
     code: int | None = None
     try:
         done = subprocess.run(
-            argv,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            stdin=subprocess.DEVNULL,
-            timeout=seconds,
-            preexec_fn=die_with_parent,
-            cwd=cwd,
-            check=False,
+            argv, stdin=DEVNULL, stdout=PIPE, stderr=STDOUT, timeout=seconds, preexec_fn=die_with_parent, cwd=cwd
         )
         data, code = done.stdout, done.returncode
     except subprocess.TimeoutExpired as error:
@@ -93,13 +67,17 @@ def inventory_logins(text: str, nodes: list[str]) -> dict[str, Login]:
     return rspec.require_logins(found, nodes, "inventory")
 
 
-class Jfed:
+class Tool:
+    """A control plane's command line, with its own log."""
+
+    def __init__(self, section: sections.VirtualWall, name: str, folder: Path) -> None:
+        self.section, self.name, self.log = section, name, folder / f"logs/{section.backend}.log"
+
+
+class Jfed(Tool):
     """java -jar experimenter-cli2.jar --action FILE. FILE contains the password, so it is removed after the call."""
 
     request_file = "request.rspec"
-
-    def __init__(self, section: sections.VirtualWall, name: str, folder: Path) -> None:
-        self.section, self.name, self.log = section, name, folder / "logs/jfed.log"
 
     def check(self) -> None:
         certificate.check(self.section.pem or "", "cluster.virtualwall.pem")
@@ -113,40 +91,30 @@ class Jfed:
         return text
 
     def slice_fields(self) -> dict[str, Any]:
-        return {
-            "sliceName": self.name,
-            "project": self.section.project,
-            "projectSource": "PROVIDED",
-            "failIfNoProject": True,
-        }
+        project = {"project": self.section.project, "projectSource": "PROVIDED", "failIfNoProject": True}
+        return {"sliceName": self.name, **project}
 
     def run_action(self, action: dict[str, Any], seconds: float, folder: Path) -> str:
         secret = certificate.password(self.section.password_file, "cluster.virtualwall.password_file")
-        user: dict[str, Any] = {"pem": [str(Path(self.section.pem or "").expanduser())]}
-        if secret:
-            user |= {"passwordMethod": "DIRECT", "password": secret}
+        password = {"passwordMethod": "DIRECT", "password": secret} if secret else {}
+        user = {"pem": [str(Path(self.section.pem or "").expanduser())], **password}
         file = folder / "action.yml"
         file.touch(mode=0o600)
-        file.write_text(
-            yaml.safe_dump({**action, "user": user, "actionOutputs": [{"format": "TEXT", "target": "STDOUT"}]})
-        )
-        jar = str(Path(self.section.jar or "").expanduser())
-        argv = ["java", "-jar", jar, "--action", str(file)]
+        outputs = [{"format": "TEXT", "target": "STDOUT"}]
+        file.write_text(yaml.safe_dump({**action, "user": user, "actionOutputs": outputs}))
+        argv = ["java", "-jar", str(Path(self.section.jar or "").expanduser()), "--action", str(file)]
         return run_command(argv, self.log, seconds, secret, cwd=folder)
 
     def create(self, request: Request) -> Reservation:
         minutes = self.section.ready_minutes
         with tempfile.TemporaryDirectory() as tmp:
             folder = Path(tmp)
-            (folder / "request.rspec").write_text(self.render(request))
-            manifest = folder / "manifest.rspec"
+            request_file, manifest = folder / "request.rspec", folder / "manifest.rspec"
+            request_file.write_text(self.render(request))
             action = {
                 "action": "RUN",
                 "experiment": {
-                    "requestRSpec": {
-                        "source": "PROVIDE_FILE",
-                        "providedContentSource": str(folder / "request.rspec"),
-                    },
+                    "requestRSpec": {"source": "PROVIDE_FILE", "providedContentSource": str(request_file)},
                     "slice": {
                         **self.slice_fields(),
                         "expireTimeMin": self.section.hours * 60,
@@ -161,8 +129,7 @@ class Jfed:
             self.run_action(action, (minutes + 5) * 60, folder)
             names = list(request.nodes)
             if manifest.exists():
-                text = manifest.read_text()
-                return Reservation(rspec.logins(text, names), rspec.expires(text))
+                return rspec.read_manifest(manifest.read_text(), names)
             for inventory in sorted((folder / "ansible").rglob("*hosts*")):
                 return Reservation(inventory_logins(inventory.read_text(), names))
         raise InfraError(f"jFed succeeded but wrote neither a manifest nor an inventory; see {self.log}")
@@ -178,13 +145,10 @@ class Jfed:
             self.run_action(action, COMMAND_SECONDS, Path(tmp))
 
 
-class Slices:
+class Slices(Tool):
     """The SLICES CLI, with the credentials of `slices auth login`."""
 
     request_file = "request.json"
-
-    def __init__(self, section: sections.VirtualWall, name: str, folder: Path) -> None:
-        self.section, self.name, self.log = section, name, folder / "logs/slices.log"
 
     def _call(self, *words: str, seconds: float = COMMAND_SECONDS) -> str:
         return run_command(["slices", *words], self.log, seconds)
@@ -192,9 +156,11 @@ class Slices:
     def check(self) -> None:
         self._call("project", "use", self.section.project)
 
-    def spec(self, request: Request) -> dict[str, Any]:
+    def render(self, request: Request) -> str:
         """The request in the CLI's format. It has no field for a LAN's rate: the nodes (shaped) or the site set it."""
-        return {
+        rspec.check_consistency(rspec.render(request))
+        networks = [f"lan-{lan.name}" for lan in request.lans]
+        spec = {
             "resources": [
                 {
                     "site_id": self.section.site,
@@ -212,15 +178,9 @@ class Slices:
                 }
                 for name, addresses in request.nodes.items()
             ],
-            "links": [
-                {"friendly_name": f"lan-{lan.name}", "network_id": f"lan-{lan.name}", "type": "lan"}
-                for lan in request.lans
-            ],
+            "links": [{"friendly_name": name, "network_id": name, "type": "lan"} for name in networks],
         }
-
-    def render(self, request: Request) -> str:
-        rspec.check_consistency(rspec.render(request))
-        return json.dumps(self.spec(request), indent=1) + "\n"
+        return json.dumps(spec, indent=1) + "\n"
 
     def create(self, request: Request) -> Reservation:
         duration = f"{self.section.hours}h"

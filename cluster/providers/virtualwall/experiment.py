@@ -20,7 +20,7 @@ from cluster.core import sections, ssh
 from cluster.core.errors import InfraError, UserError
 from cluster.providers import testbed
 from cluster.providers.virtualwall import rspec
-from cluster.providers.virtualwall.control_planes import CONTROL_PLANES, ControlPlane
+from cluster.providers.virtualwall.control_planes import CONTROL_PLANES
 from cluster.providers.virtualwall.rspec import Login, Request
 
 FABRIC_INTERFACE = "fabric0"
@@ -33,7 +33,7 @@ class Experiment:
         self.record_file = folder / "experiment.json"
         self.nodes_file = folder / "nodes.json"
         self.known_hosts = folder / "known_hosts"
-        self.control_plane: ControlPlane = CONTROL_PLANES[section.backend](section, name, folder)
+        self.control_plane = CONTROL_PLANES[section.backend](section, name, folder)
 
     def write(self, path: Path, value: dict[str, Any]) -> None:
         """Replace a file as a whole, so that a kill cannot leave half of it."""
@@ -44,11 +44,9 @@ class Experiment:
             os.fsync(file.fileno())
         part.replace(path)
 
-    def read_record(self) -> dict[str, Any] | None:
-        if not self.record_file.exists():
-            return None
-        found: dict[str, Any] = json.loads(self.record_file.read_text())
-        return found
+    def read_record(self) -> dict[str, Any]:
+        """The record of the experiment; empty if there is none."""
+        return dict(json.loads(self.record_file.read_text())) if self.record_file.exists() else {}
 
     def create(self, request: Request) -> None:
         text = self.control_plane.render(request)
@@ -83,9 +81,8 @@ class Experiment:
         if len(users) > 1 or len(jumps) > 1:
             raise InfraError("the logins of the nodes differ in user or jump host; this is not supported")
         with ThreadPoolExecutor(len(logins)) as pool:
-            names = list(logins)
-            found = pool.map(lambda name: self.find_interfaces(request, name, logins[name]), names)
-            by_node = dict(zip(names, found, strict=True))
+            found = pool.map(partial(self.find_interfaces, request), logins, logins.values())
+            by_node = dict(zip(logins, found, strict=True))
         return {
             "user": users.pop(),
             "jump_host": jumps.pop() or self.section.jump_host,
@@ -97,9 +94,8 @@ class Experiment:
         jump_host = login.jump_host or self.section.jump_host
         argv = ["ssh", "-i", str(Path(self.section.ssh_key).expanduser())]
         argv += ssh.connection_options(self.known_hosts, jump_host, accept_new=accept_new)
-        for option in ("BatchMode=yes", "ConnectTimeout=5", "LogLevel=ERROR", "HashKnownHosts=no", "UpdateHostKeys=no"):
-            argv += ["-o", option]
-        argv += [f"{login.user}@{login.host}", command]
+        argv += ["-oBatchMode=yes", "-oConnectTimeout=5", "-oLogLevel=ERROR", "-oHashKnownHosts=no"]
+        argv += ["-oUpdateHostKeys=no", f"{login.user}@{login.host}", command]
         return ssh.gather({login.host: argv})[login.host]
 
     def find_interfaces(self, request: Request, name: str, login: Login) -> dict[str, str]:
@@ -141,7 +137,7 @@ class Experiment:
 
     def renew(self) -> str:
         record = self.read_record()
-        if not record or record["state"] != "ready":
+        if record.get("state") != "ready":
             raise UserError("there is no experiment to renew; run `make deploy ENV=virtualwall`")
         self.control_plane.check()
         self.control_plane.renew(self.section.hours)
@@ -151,13 +147,13 @@ class Experiment:
 
     def delete(self) -> None:
         """Release the nodes if there may be any; the record is removed last."""
-        if self.read_record() is None:
+        if not self.read_record():
             return
         try:
             self.control_plane.delete()
         except InfraError as error:
-            fix = "run `make destroy` again"
-            raise InfraError(f"experiment {self.name} may still have nodes: {error}; {fix}") from None
+            text = f"experiment {self.name} may still have nodes: {error}; run `make destroy` again"
+            raise InfraError(text) from None
         # The next nodes may have the same addresses and other host keys.
         for path in (self.known_hosts, self.nodes_file, self.record_file):
             path.unlink(missing_ok=True)
@@ -167,12 +163,10 @@ def from_input(value: dict[str, Any]) -> tuple[Experiment, Request]:
     """Read Terraform's input; terraform/modules/nodes assigns the numbers and addresses."""
     section = sections.VirtualWall.model_validate(value["settings"])
     nodes = sorted(value["nodes"].items(), key=lambda item: item[1]["index"])
+    fabrics = sorted(value["fabrics"].items())
     request = Request(
         nodes={name: node["addresses"] for name, node in nodes},
-        lans=tuple(
-            rspec.Lan(name, section.lans[name], fabric["rate_gbps"])
-            for name, fabric in sorted(value["fabrics"].items())
-        ),
+        lans=tuple(rspec.Lan(name, section.lans[name], fabric["rate_gbps"]) for name, fabric in fabrics),
         component_manager=section.component_manager or "",
         hardware_type=section.hardware_type,
         disk_image=section.disk_image,

@@ -15,10 +15,7 @@ from cluster.providers.virtualwall.experiment import Experiment
 
 
 class VirtualWall(Provider):
-    @property
-    def section(self) -> sections.VirtualWall:
-        assert self.cluster.virtualwall  # noqa: S101 (config.load requires it)
-        return self.cluster.virtualwall
+    section: sections.VirtualWall
 
     @property
     def experiment(self) -> Experiment:
@@ -38,8 +35,8 @@ class VirtualWall(Provider):
         return {name: NodeState("expired" if self.expired() else "running") for name in contract.nodes}
 
     def expiry(self) -> datetime | None:
-        record = self.experiment.read_record()
-        return datetime.fromisoformat(record["expires"]) if record and "expires" in record else None
+        end = self.experiment.read_record().get("expires")
+        return datetime.fromisoformat(end) if end else None
 
     def expired(self) -> bool:
         end = self.expiry()

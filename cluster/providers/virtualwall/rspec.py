@@ -11,13 +11,12 @@ import re
 import xml.etree.ElementTree as ET
 from dataclasses import dataclass
 from itertools import permutations
-from typing import Any
 
 from cluster.core.errors import InfraError, UserError
 
 GENI = "http://www.geni.net/resources/rspec/3"
 JFED = "http://jfed.iminds.be/rspec/ext/jfed/1"
-KBIT_PER_GBIT = 1_000_000
+KBIT_PER_GBIT = 1_000_000  # RSpecs give capacities in kbit/s
 
 
 @dataclass(frozen=True)
@@ -28,11 +27,6 @@ class Lan:
     subnet: str
     rate_gbps: float
 
-    @property
-    def capacity(self) -> int:
-        """In kbit/s, the unit of RSpecs."""
-        return round(self.rate_gbps * KBIT_PER_GBIT)
-
 
 @dataclass(frozen=True)
 class Request:
@@ -41,7 +35,6 @@ class Request:
     component_manager: str
     hardware_type: str
     disk_image: str
-    head: str = "head"
 
 
 @dataclass(frozen=True)
@@ -52,27 +45,28 @@ class Login:
     jump_host: str | None = None
 
 
-def interface(node: str, lan: str) -> str:
-    return f"{node}:{lan}"
+@dataclass(frozen=True)
+class Reservation:
+    """expires is None if the control plane does not report it."""
+
+    logins: dict[str, Login]
+    expires: str | None = None
 
 
 def render(request: Request) -> str:
     """The request as XML; the same request always gives the same text."""
     root = ET.Element("rspec", {"xmlns": GENI, "type": "request", "generated_by": "horovod-reference-cluster"})
     for name, addresses in request.nodes.items():
-        node = ET.SubElement(
-            root,
-            "node",
-            {"client_id": name, "component_manager_id": request.component_manager, "exclusive": "true"},
-        )
+        values = {"client_id": name, "component_manager_id": request.component_manager, "exclusive": "true"}
+        node = ET.SubElement(root, "node", values)
         sliver = ET.SubElement(node, "sliver_type", {"name": "raw-pc"})
         ET.SubElement(sliver, "disk_image", {"name": request.disk_image})
         ET.SubElement(node, "hardware_type", {"name": request.hardware_type})
         for lan in request.lans:
-            card = ET.SubElement(node, "interface", {"client_id": interface(name, lan.name)})
+            card = ET.SubElement(node, "interface", {"client_id": f"{name}:{lan.name}"})
             netmask = str(ipaddress.ip_network(lan.subnet).netmask)
             ET.SubElement(card, "ip", {"address": addresses[lan.name], "netmask": netmask, "type": "ipv4"})
-        for group in ("cluster", "head" if name == request.head else "workers"):
+        for group in ("cluster", "head" if name == "head" else "workers"):
             ET.SubElement(node, "ansible_group", {"xmlns": JFED, "name": group})
     if len(request.nodes) > 1:
         for lan in request.lans:
@@ -84,14 +78,14 @@ def render(request: Request) -> str:
 def add_link(root: ET.Element, request: Request, lan: Lan) -> None:
     link = ET.SubElement(root, "link", {"client_id": f"lan-{lan.name}"})
     ET.SubElement(link, "component_manager", {"name": request.component_manager})
-    ends = [interface(name, lan.name) for name in request.nodes]
+    ends = [f"{name}:{lan.name}" for name in request.nodes]
     for end in ends:
         ET.SubElement(link, "interface_ref", {"client_id": end})
     ET.SubElement(link, "link_type", {"name": "lan"})
+    capacity = str(round(lan.rate_gbps * KBIT_PER_GBIT))
     # One property per direction of each pair: without it a pair would run at the switch's rate.
     for source, target in permutations(ends, 2):
-        values = {"source_id": source, "dest_id": target, "capacity": str(lan.capacity)}
-        ET.SubElement(link, "property", values)
+        ET.SubElement(link, "property", {"source_id": source, "dest_id": target, "capacity": capacity})
 
 
 URN = r"urn:publicid:IDN\+[^+\s]+\+{kind}\+\S+"
@@ -181,16 +175,14 @@ def consistency_problem(root: ET.Element) -> str | None:
         for value in found:
             if found.count(value) > 1:
                 return f"{what} {value!r} is used more than once"
-    for address in root.iter(f"{tag}ip"):
-        try:
-            ipaddress.ip_interface(f"{address.get('address')}/{address.get('netmask')}")
-        except ValueError as error:
-            return f"ip: {error}"
-    subnets = {
-        card.get("client_id"): ipaddress.ip_interface(f"{ip.get('address')}/{ip.get('netmask')}").network
-        for card in root.iter(f"{tag}interface")
-        for ip in card.iter(f"{tag}ip")
-    }
+    subnets = {}
+    for card in root.iter(f"{tag}interface"):
+        for ip in card.iter(f"{tag}ip"):
+            try:
+                network = ipaddress.ip_interface(f"{ip.get('address')}/{ip.get('netmask')}").network
+            except ValueError as error:
+                return f"ip: {error}"
+            subnets[card.get("client_id")] = network
     linked: set[str] = set()
     for link in root.iter(f"{tag}link"):
         name = link.get("client_id")
@@ -217,8 +209,8 @@ def consistency_problem(root: ET.Element) -> str | None:
     return None
 
 
-def logins(manifest: str, nodes: list[str]) -> dict[str, Login]:
-    """The login of each node, from services/login in the manifest."""
+def read_manifest(manifest: str, nodes: list[str]) -> Reservation:
+    """The login of each node, from services/login, and when the reservation ends."""
     try:
         root = ET.fromstring(manifest)  # noqa: S314 - from the testbed the user trusts with the nodes
     except ET.ParseError as error:
@@ -231,7 +223,7 @@ def logins(manifest: str, nodes: list[str]) -> dict[str, Login]:
             host, user = login.get("hostname"), login.get("username")
             if host and user and login.get("authentication", "ssh-keys") == "ssh-keys":
                 found.setdefault(node.get("client_id", ""), Login(host, int(login.get("port", "22")), user))
-    return require_logins(found, nodes, "manifest")
+    return Reservation(require_logins(found, nodes, "manifest"), root.get("expires") or None)
 
 
 def require_logins(found: dict[str, Login], nodes: list[str], source: str) -> dict[str, Login]:
@@ -239,9 +231,3 @@ def require_logins(found: dict[str, Login], nodes: list[str], source: str) -> di
     if missing := [name for name in nodes if name not in found]:
         raise InfraError(f"the {source} has no login for {', '.join(missing)}")
     return {name: found[name] for name in nodes}
-
-
-def expires(manifest: str) -> str | None:
-    """When the reservation ends, if the manifest says so."""
-    value: Any = ET.fromstring(manifest).get("expires")  # noqa: S314
-    return str(value) if value else None
