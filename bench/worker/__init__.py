@@ -1,1 +1,1 @@
-"""What runs on the nodes: standard library, torch and Horovod only."""
+"""What runs on the nodes: the standard library and the packages of requirements/nodes.in only."""
