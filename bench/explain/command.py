@@ -70,16 +70,13 @@ def draw(trial: str | None, run: Run, gpu: str | None, path: Path) -> None:
 def explain_run(run: Run, given: dict[str, Any] | None = None, gpu: str | None = None) -> dict[str, Any]:
     """Explain the point of the report's verdict."""
     table = run.table()
-    judged = verdict.judge(run, table)
+    judged = verdict.judge(table)
     report: dict[str, Any] = {"run": run.name, "verdict": judged.sentence, "missing": verdict.missing(run, table)}
     if judged.point is not None:
         return report | explain_point(judged.point, {**run.capacities, **(given or {})}, gpu)
-    stray = next((trial for trial in table.failed if diagnosis.stray_interfaces(trial)), None)
-    if stray is not None:
-        return report | explain_failed(stray)
     if not run.trials:
         raise UserError(f"RUN: {run.name} holds no trial to explain; run `make bench` first")
-    return report | explain_failed(run.trials[0])
+    return report | explain_failed(next(filter(diagnosis.stray_traffic, table.failed), run.trials[0]))
 
 
 def explain_trial(
@@ -95,14 +92,12 @@ def explain_trial(
 
 
 def explain_failed(trial: Trial) -> dict[str, Any]:
-    stray = diagnosis.stray_interfaces(trial)
-    if stray:
-        found = diagnosis.wrong_interface(trial, stray)
+    if stray := diagnosis.stray_traffic(trial):
+        found = stray.diagnose()
     else:
         where = f" on {trial.error_node}" if trial.error_node else ""
-        found = Diagnosis(
-            "unknown", f"the trial failed{where}: {trial.error or 'no error was recorded'}", "repair and rerun"
-        )
+        why = f"the trial failed{where}: {trial.error or 'no error was recorded'}"
+        found = Diagnosis("unknown", why, "repair and rerun")
     evidence = []
     if trial.traffic is not None:
         for node, sent in trial.traffic.measured_bytes.items():
@@ -112,9 +107,7 @@ def explain_failed(trial: Trial) -> dict[str, Any]:
         "trial": trial.id,
         "point": describe(trial),
         "kind": trial.kind,
-        "limit": found.limit,
-        "reason": found.reason,
-        "change": found.change,
+        **asdict(found),
         "bytes_per_step": evidence,
     }
 
@@ -129,65 +122,29 @@ def describe(trial: Trial) -> str:
 
 def explain_point(point: MergedPoint, capacities: dict[str, Any], gpu: str | None = None) -> dict[str, Any]:
     found = diagnosis.diagnose(point)
-    chain = weakest_link.stages(point, capacities)
+    chain = weakest_link.stages(point, capacities, found.limit)
     observed = point.ips.median
     cut = weakest_link.minimum_cut(chain, point.nodes)
     after = weakest_link.minimum_cut(weakest_link.without(chain, cut.stages), point.nodes) if cut else None
-    report: dict[str, Any] = {
+    roof = roofline.roofline(point, gpu)
+    return {
         "trial": point.trials[0].id,
         "point": describe(point.trials[0]),
         "kind": point.family.kind,
         "images_per_second": observed,
         "efficiency": point.efficiency.median if point.efficiency else None,
-        "limit": found.limit,
-        "reason": found.reason,
-        "change": found.change,
+        **asdict(found),
         "step_ms": point.breakdown.model_dump() if point.breakdown else None,
-        "path": [
-            {
-                "stage": stage.name,
-                "label": stage.label,
-                "images_per_second": stage.capacity,
-                "use": stage.use(observed),
-                "source": stage.source,
-                "detail": stage.detail,
-            }
-            for stage in chain
-        ],
-        "weakest": weakest(cut),
-        "next": weakest(after),
-        "note": overlap_note(point, chain, cut),
-        "changes": [asdict(change) for change in changes(point, chain)],
-        "roofline": None,
-    }
-    roof = roofline.roofline(point, gpu)
-    if roof is not None:
-        report["roofline"] = {
-            "device": roof.device,
-            "peak": f"{roof.peak_tflops:g} TFLOP/s {roof.note}",
-            "memory_gbs": roof.memory_gbs,
-            "flop_per_byte": roof.intensity,
-            "ridge_flop_per_byte": roof.ridge,
-            "achieved_tflops": roof.achieved_tflops,
-            "roof_tflops": roof.roof_tflops,
-            "bound": roof.bound,
-            "share": roof.share,
-            "source": "peaks published by the vendor; memory traffic estimated from the model's layers",
-        }
-    return report
-
-
-def weakest(cut: weakest_link.Cut | None) -> dict[str, Any] | None:
-    if cut is None:
-        return None
-    return {
-        "stages": list(cut.stages),
-        "label": words.several([weakest_link.STAGES[name] for name in cut.stages]),
-        "images_per_second": cut.images_per_second,
+        "path": [stage.as_json(observed) for stage in chain],
+        "weakest": cut.as_json() if cut else None,
+        "next": after.as_json() if after else None,
+        "note": overlap_note(point, cut),
+        "changes": [asdict(change) for change in changes(point, found.limit)],
+        "roofline": roof.as_json() if roof else None,
     }
 
 
-def overlap_note(point: MergedPoint, chain: list[weakest_link.Stage], cut: weakest_link.Cut | None) -> str | None:
+def overlap_note(point: MergedPoint, cut: weakest_link.Cut | None) -> str | None:
     """Why the flow is below the cut: compute and communication take turns if they do not overlap."""
     if cut is None or point.ips.median >= 0.85 * cut.images_per_second or point.breakdown is None:
         return None
@@ -198,12 +155,12 @@ def overlap_note(point: MergedPoint, chain: list[weakest_link.Stage], cut: weake
     )
 
 
-def changes(point: MergedPoint, chain: list[weakest_link.Stage]) -> list[Change]:
+def changes(point: MergedPoint, limit: str) -> list[Change]:
     """The gain of each change alone, best first."""
     out: list[Change] = []
     now, step, parts = point.ips.median, point.step_ms.median, point.breakdown
     # A saturated host distorts every part of the step, so a prediction from it would be wrong.
-    if parts is None or diagnosis.diagnose(point).limit == "host-cpu":
+    if parts is None or limit == "host-cpu":
         return out
 
     def add(what: str, images: float, source: str = "predicted") -> None:
@@ -218,10 +175,7 @@ def changes(point: MergedPoint, chain: list[weakest_link.Stage]) -> list[Change]
     curve = whatif.curve_for(point)
     if curve is not None and point.ideal is not None:
         rate = next((rate for rate in COMMON_RATES if rate >= 2 * point.rate_gbps), 2 * point.rate_gbps)
-        add(
-            f"{words.gbps(rate)} instead of {words.gbps(point.rate_gbps)}",
-            point.ideal * curve.efficiency(rate),
-        )
+        add(f"{words.gbps(rate)} instead of {words.gbps(point.rate_gbps)}", point.ideal * curve.efficiency(rate))
         if point.family.compression == "none":
             add("fp16 gradients (half the bytes)", point.ideal * curve.with_compression("fp16"))
         link = point.link_gbps or point.rate_gbps

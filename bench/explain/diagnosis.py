@@ -39,34 +39,35 @@ class Diagnosis:
     limit: str
     reason: str
     change: str
-    lost_ms: float = 0.0
 
     @property
     def label(self) -> str:
         return LIMITS[self.limit]
 
 
-def gradient_bytes(model: str) -> float | None:
-    try:
-        return float(models.get(model).gradient_bytes)
-    except UserError:
-        return None
+@dataclass(frozen=True)
+class Stray:
+    """The nodes of a trial that sent most of their traffic over another interface than intended."""
+
+    nodes: list[str]
+    interface: str
+    share: float
+    intended: str
+
+    def diagnose(self) -> Diagnosis:
+        return Diagnosis(
+            "wrong-nic",
+            f"{words.several(self.nodes)} sent {words.percent(self.share)} of the bytes over {self.interface}, "
+            f"not {self.intended}",
+            f"make MPI and Horovod use {self.intended} (select it by the fabric's subnet) and run the sweep again",
+        )
 
 
-def wire_bytes(point: Point) -> float | None:
-    """Bytes one node sends per step in a ring all-reduce, compression included."""
-    size = gradient_bytes(point.model)
-    if size is None:
-        return None
-    return 2 * (point.nodes - 1) / point.nodes * size * WIRE_SHARE.get(point.compression, 1.0)
-
-
-def stray_interfaces(trial: Trial) -> dict[str, tuple[str, float]]:
-    """Node -> (interface, share of its bytes) for nodes that sent most of their traffic over another interface."""
-    found: dict[str, tuple[str, float]] = {}
+def stray_traffic(trial: Trial) -> Stray | None:
     traffic = trial.traffic
     if traffic is None:
-        return found
+        return None
+    found: dict[str, tuple[str, float]] = {}
     for node, others in traffic.other_bytes.items():
         sent = traffic.measured_bytes.get(node, 0.0)
         if not others or sent >= (1 - BYTES_TOLERANCE) * traffic.expected_bytes:
@@ -74,106 +75,86 @@ def stray_interfaces(trial: Trial) -> dict[str, tuple[str, float]]:
         name, most = max(others.items(), key=lambda item: item[1])
         if most > sent and most > 0:
             found[node] = (name, most / (sum(others.values()) + sent))
-    return found
+    if not found:
+        return None
+    interface, _ = max(found.values(), key=lambda item: item[1])
+    share = sum(part for _, part in found.values()) / len(found)
+    return Stray(sorted(found), interface, share, traffic.interface)
+
+
+def wire_bytes(point: Point) -> float | None:
+    """Bytes one node sends per step in a ring all-reduce, compression included; None if the model is not known."""
+    try:
+        size = float(models.get(point.model).gradient_bytes)
+    except UserError:
+        return None
+    return 2 * (point.nodes - 1) / point.nodes * size * WIRE_SHARE.get(point.compression, 1.0)
 
 
 def diagnose(point: MergedPoint) -> Diagnosis:
     for trial in point.trials:
-        if stray := stray_interfaces(trial):
-            return wrong_interface(trial, stray)
+        if stray := stray_traffic(trial):
+            return stray.diagnose()
     parts = point.breakdown
     if parts is None:
         return Diagnosis("unknown", "the trial has no breakdown of its step time", "record one with `bench sweep`")
     step = point.step_ms.median
     losses = {"comm": parts.exposed_comm, "data": parts.data_wait, "straggler": parts.straggler_wait}
     worst = max(losses, key=lambda name: losses[name])
-    lost = losses[worst]
-    share = words.percent(lost / step)
-    cpu = point.host_cpu
+    share = words.percent(losses[worst] / step)
     # MPI ranks poll while they wait, so a busy CPU alone proves nothing. If the step did not change at twice the scale
     # factor, with half the bytes to send, the host was not the limit.
     cleared = point.family.kind == "cpu" or point.converged is True
-    saturated = cpu is not None and cpu >= CPU_SATURATED and not cleared
+    saturated = (point.host_cpu or 0.0) >= CPU_SATURATED and not cleared
     if sum(losses.values()) < LOSS_WORTH_NAMING * step:
-        return Diagnosis(
-            "compute",
-            f"{words.percent(parts.compute / step)} of every step is compute",
-            "use a faster accelerator, or more of them: the network and the data path keep up",
-            sum(losses.values()),
-        )
+        why = f"{words.percent(parts.compute / step)} of every step is compute"
+        more = "use a faster accelerator, or more of them: the network and the data path keep up"
+        return Diagnosis("compute", why, more)
     if worst == "straggler":
         names = words.several(point.stragglers) if point.stragglers else "an unknown node"
-        return Diagnosis(
-            "straggler",
-            f"the others wait for {names} during {share} of every step",
-            f"repair or leave out {names}",
-            lost,
-        )
+        why = f"the others wait for {names} during {share} of every step"
+        return Diagnosis("straggler", why, f"repair or leave out {names}")
     if worst == "data":
-        busy = point.decode_busy
-        waits = f"the accelerators wait for images during {share} of every step"
-        if busy is not None and busy >= DECODE_BUSY:
-            cores = point.trials[0].input.cores if point.trials[0].input else 0
-            why = f"{waits} while decoding keeps {words.count(cores, 'core')} per GPU {words.percent(busy)} busy"
-            more = "give decoding more cores (data_cores in the plan), or decode on the accelerator"
-            return Diagnosis("decode", why, more, lost)
-        if saturated and busy is None:
-            why = f"{waits} while the host CPU is {cpu:.0f}% busy"
-            return Diagnosis("decode", why, "give decoding more cores, or decode on the accelerator", lost)
-        if busy is not None:
-            waits += f" while the cores that decode are only {words.percent(busy)} busy"
-        elif cpu is not None:
-            waits += f" while the host CPU is only {cpu:.0f}% busy"
-        return Diagnosis("storage", waits, "read from faster or more drives, or from sequential shards", lost)
-    return diagnose_communication(point, lost, saturated)
+        return diagnose_data(point, share, saturated)
+    return diagnose_communication(point, share, saturated)
 
 
-def diagnose_communication(point: MergedPoint, lost: float, saturated: bool) -> Diagnosis:
-    share = words.percent(lost / point.step_ms.median)
+def diagnose_data(point: MergedPoint, share: str, saturated: bool) -> Diagnosis:
+    busy, cpu = point.decode_busy, point.host_cpu
+    waits = f"the accelerators wait for images during {share} of every step"
+    if busy is not None and busy >= DECODE_BUSY:
+        cores = point.trials[0].input.cores if point.trials[0].input else 0
+        why = f"{waits} while decoding keeps {words.count(cores, 'core')} per GPU {words.percent(busy)} busy"
+        more = "give decoding more cores (data_cores in the plan), or decode on the accelerator"
+        return Diagnosis("decode", why, more)
+    if saturated and busy is None:
+        why = f"{waits} while the host CPU is {cpu:.0f}% busy"
+        return Diagnosis("decode", why, "give decoding more cores, or decode on the accelerator")
+    if busy is not None:
+        waits += f" while the cores that decode are only {words.percent(busy)} busy"
+    elif cpu is not None:
+        waits += f" while the host CPU is only {cpu:.0f}% busy"
+    return Diagnosis("storage", waits, "read from faster or more drives, or from sequential shards")
+
+
+def diagnose_communication(point: MergedPoint, share: str, saturated: bool) -> Diagnosis:
     link = point.link_gbps or point.rate_gbps
     used = point.bus_gbps.median / link if point.bus_gbps and link > 0 else None
+    exposed = f"communication is exposed during {share} of every step"
     if saturated and (used is None or used < LINK_FULL):
-        cpu = point.host_cpu or 0.0
-        emulated = point.family.kind == "emulated"
-        return Diagnosis(
-            "host-cpu",
-            f"the host CPU is {cpu:.0f}% busy"
-            + (f" and the all-reduce reaches only {words.percent(used)} of the link" if used is not None else ""),
-            "rerun at a larger scale factor s or with fewer nodes: these figures are too low"
-            if emulated
-            else "free cores for communication (fewer decode workers, bind processes, RDMA instead of TCP)",
-            lost,
-        )
+        why = f"the host CPU is {point.host_cpu:.0f}% busy"
+        if used is not None:
+            why += f" and the all-reduce reaches only {words.percent(used)} of the link"
+        more = "free cores for communication (fewer decode workers, bind processes, RDMA instead of TCP)"
+        if point.family.kind == "emulated":
+            more = "rerun at a larger scale factor s or with fewer nodes: these figures are too low"
+        return Diagnosis("host-cpu", why, more)
     if point.link_gbps is not None and point.link_gbps < LINK_AS_CONFIGURED * point.rate_gbps:
-        return Diagnosis(
-            "link",
-            f"the link delivers {words.gbps(point.link_gbps)} of {words.gbps(point.rate_gbps)}",
-            "check the cable, the negotiated speed and the MTU before anything else",
-            lost,
-        )
+        why = f"the link delivers {words.gbps(point.link_gbps)} of {words.gbps(point.rate_gbps)}"
+        return Diagnosis("link", why, "check the cable, the negotiated speed and the MTU before anything else")
     if used is not None and used < LINK_FULL:
-        return Diagnosis(
-            "collective",
-            f"communication is exposed during {share} of every step, but the all-reduce uses only "
-            f"{words.percent(used)} of the link",
-            "tune the collective (`make tune`) before buying a faster network",
-            lost,
-        )
-    return Diagnosis(
-        "network",
-        f"communication is exposed during {share} of every step"
-        + (f" and the all-reduce fills {words.percent(min(used, 1.0))} of the link" if used is not None else ""),
-        "use a faster fabric, gradient compression, or a larger batch",
-        lost,
-    )
-
-
-def wrong_interface(trial: Trial, stray: dict[str, tuple[str, float]]) -> Diagnosis:
-    interface = max(stray.values(), key=lambda item: item[1])[0]
-    share = sum(part for _, part in stray.values()) / len(stray)
-    intended = trial.traffic.interface if trial.traffic else "the fabric"
-    return Diagnosis(
-        "wrong-nic",
-        f"{words.several(sorted(stray))} sent {words.percent(share)} of the bytes over {interface}, not {intended}",
-        f"make MPI and Horovod use {intended} (select it by the fabric's subnet) and run the sweep again",
-    )
+        why = f"{exposed}, but the all-reduce uses only {words.percent(used)} of the link"
+        return Diagnosis("collective", why, "tune the collective (`make tune`) before buying a faster network")
+    if used is not None:
+        exposed += f" and the all-reduce fills {words.percent(min(used, 1.0))} of the link"
+    return Diagnosis("network", exposed, "use a faster fabric, gradient compression, or a larger batch")

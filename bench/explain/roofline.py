@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
+from typing import Any
 
 from bench import words
 from bench.catalogue import gpu_rates, models
@@ -54,6 +55,20 @@ class Roofline:
     def share(self) -> float:
         return self.achieved_tflops / self.roof_tflops
 
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "device": self.device,
+            "peak": f"{self.peak_tflops:g} TFLOP/s {self.note}",
+            "memory_gbs": self.memory_gbs,
+            "flop_per_byte": self.intensity,
+            "ridge_flop_per_byte": self.ridge,
+            "achieved_tflops": self.achieved_tflops,
+            "roof_tflops": self.roof_tflops,
+            "bound": self.bound,
+            "share": self.share,
+            "source": "peaks published by the vendor; memory traffic estimated from the model's layers",
+        }
+
 
 def draw(roof: Roofline, point: MergedPoint, path: Path) -> None:
     """Plot the roof and the model under it. The suffix of the path is the format."""
@@ -65,39 +80,29 @@ def draw(roof: Roofline, point: MergedPoint, path: Path) -> None:
     line = [{"x": x, "y": min(roof.peak_tflops, x * roof.memory_gbs / 1e3)} for x in ends]
     at = {"x": roof.intensity, "y": roof.achieved_tflops, "roof": roof.roof_tflops}
     label = f"{point.family.model_name}, batch {point.batch}: {words.percent(roof.share)} of the roof"
-    x = alt.X(
-        "x:Q",
-        scale=alt.Scale(type="log", nice=False),
-        axis=alt.Axis(grid=False),
-        title="FLOP per byte of memory traffic (estimated)",
-    )
-    y = alt.Y("y:Q", scale=alt.Scale(type="log"), axis=alt.Axis(grid=False), title="TFLOP/s")
+    traffic = "FLOP per byte of memory traffic (estimated)"
+    no_grid = alt.Axis(grid=False)
+    x = alt.X("x:Q", scale=alt.Scale(type="log", nice=False), axis=no_grid, title=traffic)
+    y = alt.Y("y:Q", scale=alt.Scale(type="log"), axis=no_grid, title="TFLOP/s")
     dot = alt.Chart(alt.InlineData(values=[at]))
+    title = alt.TitleParams(
+        f"Roofline on {roof.device}: {roof.peak_tflops:g} TFLOP/s {roof.note}, {roof.memory_gbs:g} GB/s",
+        subtitle=[label, *filter(None, [charts.caveat(point.family, [point])])],
+        anchor="start",
+    )
     chart = alt.layer(
         alt.Chart(alt.InlineData(values=line)).mark_line(color=charts.GREY, strokeWidth=2.5).encode(x=x, y=y),
         dot.mark_rule(strokeDash=[4, 3], color=charts.PALETTE[0]).encode(x=x, y=y, y2="roof:Q"),
         dot.mark_point(size=90, filled=True, opacity=1, color=charts.PALETTE[0]).encode(x=x, y=y),
-    ).properties(
-        width=520,
-        height=300,
-        title=alt.TitleParams(
-            f"Roofline on {roof.device}: {roof.peak_tflops:g} TFLOP/s {roof.note}, {roof.memory_gbs:g} GB/s",
-            subtitle=[label, *filter(None, [charts.caveat(point.family, [point])])],
-            anchor="start",
-        ),
-    )
+    ).properties(width=520, height=300, title=title)
     path.parent.mkdir(parents=True, exist_ok=True)
     charts.write(chart, path)
 
 
 def activations(model: models.Model) -> float:
     """Activations of one image: each takes one multiply-accumulate per weight of its filter."""
-    total = 0.0
-    for layer in model.layers:
-        weights = next((shape for shape in layer.shapes if len(shape) > 1), None)
-        if weights is not None:
-            total += layer.macs / prod(weights[1:])
-    return total
+    filters = ((layer.macs, next((shape for shape in layer.shapes if len(shape) > 1), None)) for layer in model.layers)
+    return sum(macs / prod(weights[1:]) for macs, weights in filters if weights is not None)
 
 
 def roofline(point: MergedPoint, gpu: str | None) -> Roofline | None:

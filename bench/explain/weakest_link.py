@@ -21,7 +21,7 @@ from cluster.core.errors import UserError
 IMAGE_BYTES = 110_000.0
 TENSOR_BYTES = 224 * 224 * 3 * 4.0
 # Speeds in bytes/s of components that were not measured: sequential rates of vendors, and PCIe 3.0 x16 in practice.
-PUBLISHED = {"ssd": 0.4e9, "hdd": 0.2e9, "pcie": 12e9}
+PUBLISHED = {"ssd": 0.4e9, "pcie": 12e9}
 # Flow algorithms need integers: the unit is a thousandth of an image per second.
 GRAIN = 1000
 EXPLICIT_NODES = 64
@@ -51,12 +51,15 @@ class Stage:
     per_node: bool = True
     used: bool = True
 
-    @property
-    def label(self) -> str:
-        return STAGES[self.name]
-
-    def use(self, images_per_second: float) -> float | None:
-        return images_per_second / self.capacity if self.used and self.capacity else None
+    def as_json(self, observed: float) -> dict[str, Any]:
+        return {
+            "stage": self.name,
+            "label": STAGES[self.name],
+            "images_per_second": self.capacity,
+            "use": observed / self.capacity if self.used and self.capacity else None,
+            "source": self.source,
+            "detail": self.detail,
+        }
 
 
 def parse_capacity(text: str) -> tuple[str, dict[str, Any]]:
@@ -85,9 +88,8 @@ def known_capacity(name: str, given: Any, point: MergedPoint, bytes_per_image: f
     return Stage(name, images * times, str(given.get("source", "measured")), detail, per_node=times > 1)
 
 
-def stages(point: MergedPoint, capacities: dict[str, Any]) -> list[Stage]:
-    found = diagnosis.diagnose(point)
-    return [*input_stages(point, capacities, found.limit), *step_stages(point, capacities, found.limit)]
+def stages(point: MergedPoint, capacities: dict[str, Any], limit: str) -> list[Stage]:
+    return [*input_stages(point, capacities, limit), *step_stages(point, capacities, limit)]
 
 
 def input_stages(point: MergedPoint, capacities: dict[str, Any], limit: str) -> list[Stage]:
@@ -106,15 +108,9 @@ def input_stages(point: MergedPoint, capacities: dict[str, Any], limit: str) -> 
     out.append(storage)
     if shared:
         link = point.link_gbps or point.rate_gbps
-        out.append(
-            Stage(
-                "share",
-                link * 1e9 / 8 / IMAGE_BYTES,
-                "measured" if point.link_gbps else "configured",
-                f"{words.gbps(link)} out of the server, 110 KB per image",
-                per_node=False,
-            )
-        )
+        source = "measured" if point.link_gbps else "configured"
+        detail = f"{words.gbps(link)} out of the server, 110 KB per image"
+        out.append(Stage("share", link * 1e9 / 8 / IMAGE_BYTES, source, detail, per_node=False))
     decode = known_capacity("decode", capacities.get("decode"), point, IMAGE_BYTES) or decode_seen(point)
     if limit == "decode" and (decode is None or (decode.capacity or 0) > observed):
         decode = Stage("decode", observed, "measured", "what it delivered while the accelerators waited")
@@ -127,7 +123,7 @@ def input_stages(point: MergedPoint, capacities: dict[str, Any], limit: str) -> 
 
 
 def decode_seen(point: MergedPoint) -> Stage | None:
-    """The decode rate that the trial itself measured."""
+    """The decode rate that the trials measured."""
     seen = [trial.input for trial in point.trials if trial.input and trial.input.decode_images_per_second > 0]
     if not seen:
         return None
@@ -142,10 +138,8 @@ def step_stages(point: MergedPoint, capacities: dict[str, Any], limit: str) -> l
     images = point.gpus * point.batch
     out = []
     if parts is not None and parts.compute > 0:
-        source = "published" if point.family.kind == "emulated" else "measured"
-        detail = f"{words.significant(parts.compute)} ms compute per step of {point.batch} images per GPU"
-        if point.family.kind == "emulated":
-            detail += ", emulated"
+        source, emulated = ("published", ", emulated") if point.family.kind == "emulated" else ("measured", "")
+        detail = f"{words.significant(parts.compute)} ms compute per step of {point.batch} images per GPU{emulated}"
         out.append(Stage("accelerator", 1000 * images / parts.compute, source, detail))
         if parts.straggler_wait > 0.05 * parts.compute:
             slow = parts.compute + parts.straggler_wait
@@ -190,6 +184,10 @@ class Cut:
     stages: tuple[str, ...]
     images_per_second: float
 
+    def as_json(self) -> dict[str, Any]:
+        label = words.several([STAGES[name] for name in self.stages])
+        return {"stages": list(self.stages), "label": label, "images_per_second": self.images_per_second}
+
 
 def minimum_cut(chain: list[Stage], nodes: int) -> Cut | None:
     """The stages that together limit the flow; None if no capacity is known."""
@@ -199,16 +197,14 @@ def minimum_cut(chain: list[Stage], nodes: int) -> Cut | None:
     graph = build(known, min(nodes, EXPLICIT_NODES))
     value, (near, _) = networkx.minimum_cut(graph, "start", "end")
     crossed = {data["stage"] for u, v, data in graph.edges(data=True) if u in near and v not in near}
-    order = {stage.name: i for i, stage in enumerate(known)}
-    return Cut(tuple(sorted(crossed, key=lambda name: order[name])), value / GRAIN)
+    return Cut(tuple(stage.name for stage in known if stage.name in crossed), value / GRAIN)
 
 
 def build(known: list[Stage], nodes: int) -> networkx.DiGraph[str]:
     """Shared stages are one edge, the others one edge per node; a node only takes the path through itself."""
     graph: networkx.DiGraph[str] = networkx.DiGraph()
     ends = ["start"]
-    for number, stage in enumerate(known):
-        last = number == len(known) - 1
+    for stage in known:
         capacity = round((stage.capacity or 0) * GRAIN)
         if stage.per_node:
             sources = ends if len(ends) > 1 else ends * nodes
@@ -224,9 +220,8 @@ def build(known: list[Stage], nodes: int) -> networkx.DiGraph[str]:
                 graph.add_edge(u, gate, stage=stage.name)
             graph.add_edge(gate, f"{stage.name}/out", capacity=capacity, stage=stage.name)
             ends = [f"{stage.name}/out"]
-        if last:
-            for u in ends:
-                graph.add_edge(u, "end", stage=stage.name)
+    for u in ends:
+        graph.add_edge(u, "end", stage=known[-1].name)
     return graph
 
 

@@ -76,7 +76,7 @@ def make(run: Run) -> Report:
         point.trials[0].id: "" if point.nodes == 1 and not point.breakdown else diagnosis.diagnose(point).label
         for point in table.points
     }
-    return Report(run, table, verdict.judge(run, table), limits)
+    return Report(run, table, verdict.judge(table), limits)
 
 
 @cache

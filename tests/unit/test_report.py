@@ -20,7 +20,7 @@ from bench.results.trial import Interval
 
 def judged(path: Path) -> verdict.Verdict:
     run = runs.load(path)
-    return verdict.judge(run, tabulate(run.trials))
+    return verdict.judge(tabulate(run.trials))
 
 
 @pytest.mark.parametrize("name", ANSWERS)
@@ -46,7 +46,7 @@ def test_every_fixture_says_that_it_is_constructed() -> None:
 
 def test_verdict_numbers_are_those_of_the_trials() -> None:
     run = runs.load(RUNS / "network-1g")
-    found = verdict.judge(run, tabulate(run.trials))
+    found = verdict.judge(tabulate(run.trials))
     rate = {
         (trial.point.fabric, trial.point.nodes): trial.images_per_second.median
         for trial in run.trials
@@ -92,7 +92,7 @@ def test_whatif_rate_for_is_the_rate_that_reaches_it() -> None:
 
 def test_data_starved_nodes_that_scale_perfectly_are_still_called_starved() -> None:
     run = runs.load(RUNS / "data-hdd")
-    found = verdict.judge(run, tabulate(run.trials))
+    found = verdict.judge(tabulate(run.trials))
     assert "reading the data is the limit" in found.sentence
     assert found.point is not None and found.point.breakdown is not None
     assert found.numbers["busy"] == pytest.approx(found.point.breakdown.compute / found.point.step_ms.median)
@@ -104,11 +104,11 @@ def test_gpu_is_called_by_the_name_the_run_gives_it(tmp_path: Path) -> None:
     provenance["nodes"] = {name: {"gpu_model": "v100"} for name in ("head", "w1")}
     (folder / "provenance.json").write_text(json.dumps(provenance))
     run = runs.load(folder)
-    assert "eight V100 nodes" in verdict.judge(run, run.table()).sentence
+    assert "eight V100 nodes" in verdict.judge(run.table()).sentence
     provenance["nodes"]["w1"]["gpu_model"] = "k80"
     (folder / "provenance.json").write_text(json.dumps(provenance))
     run = runs.load(folder)
-    assert "eight GPU nodes" in verdict.judge(run, run.table()).sentence
+    assert "eight GPU nodes" in verdict.judge(run.table()).sentence
 
 
 def test_straggler_is_named() -> None:
@@ -422,7 +422,7 @@ def test_stray_interface_needs_missing_bytes_on_the_right_one() -> None:
     assert trial.traffic is not None
     for node in trial.traffic.other_bytes:
         trial.traffic.other_bytes[node] = {"eth0": 1e12}
-    assert diagnosis.stray_interfaces(trial) == {}, "busy management traffic beside a used fabric is no fault"
+    assert diagnosis.stray_traffic(trial) is None, "busy management traffic beside a used fabric is no fault"
 
 
 def test_interval_of_efficiency_contains_its_median() -> None:
