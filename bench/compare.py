@@ -8,7 +8,7 @@ import math
 from typing import Any
 
 from bench import words
-from bench.results.points import MergedPoint, Table
+from bench.results.points import MergedPoint
 from bench.results.runs import Run, load
 from bench.results.trial import Interval, Point, Record
 from cluster.core.errors import UserError
@@ -20,12 +20,8 @@ Key = tuple[Any, ...]
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("a", metavar="A", help="baseline: a run folder, a trials file, or latest")
     parser.add_argument("b", metavar="B", help="the run to compare with it")
-    parser.add_argument(
-        "--tolerance",
-        default="5%",
-        metavar="SHARE",
-        help="slowdown that does not count as a regression (default 5%%; or 0.05)",
-    )
+    text = "slowdown that does not count as a regression (default 5%%; or 0.05)"
+    parser.add_argument("--tolerance", default="5%", metavar="SHARE", help=text)
     parser.add_argument("--json", action="store_true", help="print the comparison as JSON")
 
 
@@ -109,7 +105,7 @@ def compare(before: Run, after: Run, tolerance: float) -> dict[str, Any]:
         "only_in_b": added,
         "differences": differences(before, after),
         "problems": [f"{run.name}: {text}" for run in (before, after) for text in run.problems],
-        "emulated": emulated(a, b),
+        "emulated": any(point.family.kind == "emulated" for point in (*a.points, *b.points)),
     }
 
 
@@ -117,10 +113,6 @@ def different(before: MergedPoint, after: MergedPoint) -> str:
     """Which conditions changed although the point is the same."""
     pairs = {"scale factor": (before.scale, after.scale), "transport": (before.transport, after.transport)}
     return ", ".join(f"{name} {old} then {new}" for name, (old, new) in pairs.items() if old != new)
-
-
-def emulated(*tables: Table) -> bool:
-    return any(point.family.kind == "emulated" for table in tables for point in table.points)
 
 
 def passing_tolerance(worse: list[Pair]) -> float | None:

@@ -150,11 +150,8 @@ def mlperf_events(run: Run, trial: Trial) -> Iterator[dict[str, Any]]:
     yield event(start, "submission_benchmark", "resnet" if point.model == "resnet50" else point.model)
     yield event(start, "submission_division", "open")
     yield event(start, "submission_status", "research")
-    yield event(
-        start,
-        "submission_platform",
-        f"{point.nodes}x{point.gpus_per_node}x{point.device} over {point.fabric} ({point.transport})",
-    )
+    platform = f"{point.nodes}x{point.gpus_per_node}x{point.device} over {point.fabric} ({point.transport})"
+    yield event(start, "submission_platform", platform)
     yield event(start, "global_batch_size", point.gpus * point.batch)
     yield event(start, "init_start", kind="INTERVAL_START")
     yield event(begin, "init_stop", kind="INTERVAL_END")

@@ -19,13 +19,11 @@ OUR_PID = 1_000_000
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", metavar="FILE", type=Path, help="timeline written by Horovod (bench sweep --timeline)")
-    parser.add_argument(
-        "--op", default="ALLREDUCE", choices=COLLECTIVES, help="collective to count (default ALLREDUCE)"
-    )
+    op = "collective to count (default ALLREDUCE)"
+    parser.add_argument("--op", default="ALLREDUCE", choices=COLLECTIVES, help=op)
     parser.add_argument("--compute-ms", type=float, metavar="MS", help="compute time of one step, from its trial")
-    parser.add_argument(
-        "--out", type=Path, metavar="FILE", help="also write the trace with a row that shows exposed time"
-    )
+    out = "also write the trace with a row that shows exposed time"
+    parser.add_argument("--out", type=Path, metavar="FILE", help=out)
     parser.add_argument("--json", action="store_true", help="print every step as JSON")
 
 
@@ -188,17 +186,11 @@ def union(spans: list[tuple[float, float]]) -> list[tuple[float, float]]:
 def summarise(steps: list[Step]) -> dict[str, Any]:
     # The first step negotiates every tensor for the first time and is not typical.
     typical = steps[1:] or steps
-
-    def middle(name: str) -> float:
-        return float(statistics.median(getattr(step, name) for step in typical))
-
+    medians = ("exposed_ms", "hidden_ms", "comm_ms", "rank_spread_ms")
     return {
         "count": len(steps),
         "tensors": steps[-1].tensors,
-        "exposed_ms": middle("exposed_ms"),
-        "hidden_ms": middle("hidden_ms"),
-        "comm_ms": middle("comm_ms"),
-        "rank_spread_ms": middle("rank_spread_ms"),
+        **{name: float(statistics.median(getattr(step, name) for step in typical)) for name in medians},
         "exposed_total_ms": sum(step.exposed_ms for step in steps),
     }
 

@@ -21,16 +21,10 @@ COMMON_RATES = (1.0, 10.0, 25.0, 40.0, 100.0, 200.0, 400.0, 800.0)
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "target", metavar="RUN|TRIAL", nargs="?", default="latest", help="a run folder, latest, a trial id, or RUN/ID"
-    )
-    parser.add_argument(
-        "--capacity",
-        metavar="NAME=VALUE",
-        action="append",
-        default=[],
-        help="capacity of a stage per node, such as storage=200MB/s or decode=180images/s",
-    )
+    target = "a run folder, latest, a trial id, or RUN/ID"
+    parser.add_argument("target", metavar="RUN|TRIAL", nargs="?", default="latest", help=target)
+    capacity = "capacity of a stage per node, such as storage=200MB/s or decode=180images/s"
+    parser.add_argument("--capacity", metavar="NAME=VALUE", action="append", default=[], help=capacity)
     parser.add_argument("--gpu", help="device for the roofline, if the trial does not name one")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="write the roofline as a .png or .svg file")
     parser.add_argument("--json", action="store_true", help="print everything as JSON")

@@ -5,9 +5,15 @@ from __future__ import annotations
 import argparse
 import json
 import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from cluster.core.errors import InfraError, UserError
+
+if TYPE_CHECKING:
+    from bench.results.runs import Run
 
 FORMATS = ("png", "svg")
 
@@ -20,66 +26,71 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print the verdict and the files written as JSON")
 
 
+@dataclass(frozen=True)
+class Output:
+    """What one report writes and prints. Charts are drawn only if the user wants them as files."""
+
+    folder: Path
+    html: str
+    markdown: str
+    charts: Callable[[], Iterator[tuple[str, dict[str, Any]]]]
+    summary: dict[str, Any]
+    text: str
+
+
 def run(args: argparse.Namespace) -> int:
     # The plotting libraries take almost a second to import. `bench --help` does not need them.
     from bench import charts
-    from bench.report import page, plots
     from bench.results import runs
 
     formats = wanted_formats(args.plots)
-    wanted = [args.run] if isinstance(args.run, str) else args.run
-    if len(wanted) > 1:
-        return side_by_side(wanted, args.out, formats, args.json)
-    args.run = wanted[0]
-    report = page.make(runs.load(args.run))
-    runs.print_problems(report.run)
-    out: Path = args.out or report.run.folder
-    written: list[Path] = []
+    found = [runs.load(name) for name in ([args.run] if isinstance(args.run, str) else args.run)]
+    for one in found:
+        runs.print_problems(one)
+    output = one_run(found[0]) if len(found) == 1 else side_by_side(found, args.run)
+    out: Path = args.out or output.folder
     try:
         out.mkdir(parents=True, exist_ok=True)
-        written.append(write(out / "report.html", page.html(report)))
-        written.append(write(out / "report.md", page.markdown_page(report)))
-        if formats:
-            for number, family in enumerate(report.table.families):
-                drawn = plots.charts_for(report.table, family, report.constructed, report.limits)
-                prefix = "" if number == 0 else f"{number + 1}-"
-                written += charts.write_all(drawn, out / "plots", formats, prefix)
+        written = [write(out / "report.html", output.html), write(out / "report.md", output.markdown)]
+        for prefix, drawn in output.charts() if formats else ():
+            written += charts.write_all(drawn, out / "plots", formats, prefix)
     except OSError as error:
         raise InfraError(f"{out}: cannot write the report: {error.strerror}; free space or use --out DIR") from error
     if args.json:
-        print(json.dumps({"verdict": report.verdict.as_json(), "files": [str(path) for path in written]}, indent=2))
+        print(json.dumps({**output.summary, "files": [str(path) for path in written]}, indent=2))
     else:
-        print(report.verdict.sentence)
-        for path in written:
-            print(f"wrote {path}")
+        print(output.text, *(f"wrote {path}" for path in written), sep="\n")
     return 0
 
 
-def side_by_side(names: list[str], out: Path | None, formats: list[str], as_json: bool) -> int:
-    from bench import charts
+def one_run(loaded: Run) -> Output:
+    from bench.report import page, plots
+
+    report = page.make(loaded)
+
+    def charts() -> Iterator[tuple[str, dict[str, Any]]]:
+        for number, family in enumerate(report.table.families, start=1):
+            drawn = plots.charts_for(report.table, family, report.constructed, report.limits)
+            yield "" if number == 1 else f"{number}-", drawn
+
+    summary = {"verdict": report.verdict.as_json()}
+    text = report.verdict.sentence
+    return Output(loaded.folder, page.html(report), page.markdown_page(report), charts, summary, text)
+
+
+def side_by_side(loaded: list[Run], names: list[str]) -> Output:
     from bench.report import side_by_side
-    from bench.results import runs, store
+    from bench.results import store
 
-    found = [runs.load(name) for name in names]
-    for one in found:
-        runs.print_problems(one)
-    text, markdown = side_by_side.page(found), side_by_side.markdown(found)
-    out = out or store.RESULTS / "side-by-side"
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        written = [write(out / "report.html", text), write(out / "report.md", markdown)]
-        cells = side_by_side.cells(found)
-        for model in sorted({cell.model for cell in cells}) if formats else []:
-            written += charts.write_all(side_by_side.charts(cells, model), out / "plots", formats, f"{model}-")
-    except OSError as error:
-        raise InfraError(f"{out}: cannot write the report: {error.strerror}; free space or use --out DIR") from error
-    if as_json:
-        print(json.dumps({"runs": names, "files": [str(path) for path in written]}, indent=2))
-    else:
-        print(markdown)
-        for path in written:
-            print(f"wrote {path}")
-    return 0
+    cells = side_by_side.cells(loaded)
+
+    def charts() -> Iterator[tuple[str, dict[str, Any]]]:
+        for model in sorted({cell.model for cell in cells}):
+            yield f"{model}-", side_by_side.charts(cells, model)
+
+    markdown = side_by_side.markdown(cells)
+    folder = store.RESULTS / "side-by-side"
+    return Output(folder, side_by_side.page(cells), markdown, charts, {"runs": names}, markdown)
 
 
 def wanted_formats(text: str | None) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+from collections import defaultdict
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -134,11 +135,11 @@ def share(value: float | None) -> str:
 
 def environment() -> jinja2.Environment:
     loader = jinja2.PackageLoader("bench.report", "templates")
-
-    def escape(name: str | None) -> bool:
-        return name is not None and name.endswith(".html.j2")
-
-    env = jinja2.Environment(loader=loader, autoescape=escape, undefined=jinja2.StrictUndefined)  # noqa: S701
+    env = jinja2.Environment(
+        loader=loader,
+        autoescape=jinja2.select_autoescape(["html.j2"], default_for_string=False),
+        undefined=jinja2.StrictUndefined,
+    )
     env.filters.update(brief=words.brief, md=markdown, fence=fence, n=number, p=share)
     return env
 
@@ -222,38 +223,34 @@ def cell(form: dict[str, str], line: Row) -> tuple[str, str, bool]:
 
 
 def html(report: Report) -> str:
-    table, run = report.table, report.run
+    table = report.table
     families = table.families
-    groups: dict[tuple[str, str, int, str], int] = {}
-    grouped: list[list[Row]] = []
+    grouped: dict[tuple[str, str, int, str], list[Row]] = defaultdict(list)
+    by_family: dict[Family, list[MergedPoint]] = defaultdict(list)
     for point in table.points:
-        if point.family.hardware not in groups:
-            groups[point.family.hardware] = len(grouped)
-            grouped.append([])
-        grouped[groups[point.family.hardware]].append(row(point, report.limits[point.trials[0].id]))
-    described: list[dict[str, Any]] = []
-    by_family: dict[Family, list[MergedPoint]] = {}
-    for point in table.points:
-        by_family.setdefault(point.family, []).append(point)
-    for family in families:
-        described.append(
-            {
-                "label": family.label,
-                "variant": family.variant,
-                "group": groups[family.hardware],
-                "caveat": charts.caveat(family, by_family[family], report.constructed),
-            }
-        )
+        grouped[point.family.hardware].append(row(point, report.limits[point.trials[0].id]))
+        by_family[point.family].append(point)
+    groups = list(grouped)
+    described = [
+        {
+            "label": family.label,
+            "variant": family.variant,
+            "group": groups.index(family.hardware),
+            "caveat": charts.caveat(family, by_family[family], report.constructed),
+        }
+        for family in families
+    ]
     # With one GPU per node, the efficiency relative to one GPU is the same as to one node.
     cells = [form for form in CELLS if form["field"] != "eff_gpu" or any(f.gpus_per_node > 1 for f in families)]
     lines: list[Row] = []
     specs: dict[str, Any] = {}
     if families:
-        lines = [line for line in grouped[groups[families[0].hardware]] if line["variant"] == families[0].variant]
-        specs = page_specs(table)
+        lines = [line for line in grouped[families[0].hardware] if line["variant"] == families[0].variant]
+        # Chart descriptions without rows. The page adds the rows and texts of the selected family.
+        specs = specs_for(plots.make_look(table, table.points, families, subject="", caveat=" "))
     data = {
-        "columns": list(grouped[0][0]) if grouped else [],
-        "rows": [[list(line.values()) for line in group] for group in grouped],
+        "columns": list(grouped[groups[0]][0]) if groups else [],
+        "rows": [[list(line.values()) for line in group] for group in grouped.values()],
         "families": described,
         "specs": specs,
         "titles": plots.TITLES,
@@ -266,53 +263,29 @@ def html(report: Report) -> str:
         "strong": table.strong,
         "most_counts": MOST_COUNTS,
     }
+    more = (
+        f"First {MOST_ROWS} of {len(lines)} points; bench export writes all of them." if len(lines) > MOST_ROWS else ""
+    )
     script = asset("report.js")
-    scripts = [library(), script]
-    return (
-        environment()
-        .get_template("report.html.j2")
-        .render(
-            run=run,
-            verdict=report.verdict,
-            findings=report.verdict.findings,
-            missing=verdict.missing(run, table),
-            facts=facts(report),
-            badges=badges(report),
-            cards=cards(report),
-            families=described,
-            captions=CAPTIONS,
-            titles=plots.TITLES,
-            cells=cells,
-            lines=[[cell(form, line) for form in cells] for line in lines[:MOST_ROWS]],
-            more=f"First {MOST_ROWS} of {len(lines)} points; bench export writes all of them."
-            if len(lines) > MOST_ROWS
-            else "",
-            failed=table.failed[:MOST_ROWS],
-            failed_more=f"First {MOST_ROWS} of {len(table.failed)}." if len(table.failed) > MOST_ROWS else "",
-            method=METHOD,
-            strong=table.strong,
-            sources=sources(run),
-            css=asset("report.css"),
-            data=script_json(data),
-            library=library(),
-            script=script,
-            hashes=Markup(" ".join(source_hash(text) for text in scripts)),  # noqa: S704 - made of base64 only
-        )
-    )
-
-
-def page_specs(table: Table) -> dict[str, Any]:
-    """Chart descriptions without rows. The page adds the rows and texts of the selected family."""
-    by_rate = sorted({(point.rate_gbps, words.fabric(point)) for point in table.points})
-    look = plots.Look(
-        fabrics=tuple(dict.fromkeys(name for _, name in by_rate)),
-        variants=tuple(dict.fromkeys(family.variant for family in table.families)),
-        subject="",
-        caveat=" ",
-        log_nodes=max(point.nodes for point in table.points) > 40,
+    return render(
+        "report.html.j2",
+        report,
+        facts=facts(report),
+        cards=cards(report),
+        families=described,
+        captions=CAPTIONS,
+        titles=plots.TITLES,
+        cells=cells,
+        lines=[[cell(form, line) for form in cells] for line in lines[:MOST_ROWS]],
+        more=more,
+        failed_more=f"First {MOST_ROWS} of {len(table.failed)}." if len(table.failed) > MOST_ROWS else "",
         strong=table.strong,
+        css=asset("report.css"),
+        data=script_json(data),
+        library=library(),
+        script=script,
+        hashes=Markup(" ".join(source_hash(text) for text in (library(), script))),  # noqa: S704 - made of base64 only
     )
-    return specs_for(look)
 
 
 @cache
@@ -333,19 +306,22 @@ def markdown_page(report: Report) -> str:
         if left <= 0:
             break
     more = f"First {MOST_ROWS} of {len(table.points)} points." if len(table.points) > MOST_ROWS else ""
+    return render("report.md.j2", report, tables=tables, more=more)
+
+
+def render(template: str, report: Report, **own: Any) -> str:
     return (
         environment()
-        .get_template("report.md.j2")
+        .get_template(template)
         .render(
             run=report.run,
             verdict=report.verdict,
             findings=report.verdict.findings,
             badges=badges(report),
-            missing=verdict.missing(report.run, table),
-            tables=tables,
-            more=more,
-            failed=table.failed[:MOST_ROWS],
+            missing=verdict.missing(report.run, report.table),
+            failed=report.table.failed[:MOST_ROWS],
             method=METHOD,
             sources=sources(report.run),
+            **own,
         )
     )

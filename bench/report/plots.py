@@ -37,24 +37,14 @@ class Look:
     variants: tuple[str, ...]
     subject: str
     caveat: str
-    width: int = 280
-    height: int = 230
     log_nodes: bool = False
     strong: bool = False
 
     def title(self, text: str) -> alt.TitleParams:
         lines = [line for line in (self.subject, self.caveat) if line]
         plain: dict[str, Any] = {} if self.caveat else {"subtitleColor": GREY}
-        return alt.TitleParams(
-            text=text,
-            subtitle=lines,
-            anchor="start",
-            fontSize=16,
-            subtitleFontSize=12,
-            subtitlePadding=5,
-            offset=14,
-            **plain,
-        )
+        sizes: dict[str, Any] = {"fontSize": 16, "subtitleFontSize": 12, "subtitlePadding": 5, "offset": 14}
+        return alt.TitleParams(text=text, subtitle=lines, anchor="start", **sizes, **plain)
 
 
 @dataclass(frozen=True)
@@ -65,11 +55,8 @@ class Colour:
 
 
 def nodes_axis(look: Look) -> alt.X:
-    scale = (
-        alt.Scale(type="log", base=2, nice=False, padding=14)
-        if look.log_nodes
-        else alt.Scale(zero=False, nice=False, padding=14)
-    )
+    kind: dict[str, Any] = {"type": "log", "base": 2} if look.log_nodes else {"zero": False}
+    scale = alt.Scale(**kind, nice=False, padding=14)
     return alt.X("nodes:Q", title="nodes", scale=scale, axis=alt.Axis(format="d", tickMinStep=1, grid=False))
 
 
@@ -121,16 +108,9 @@ def curve(
     ]
 
 
-def legend(title: str | None = None) -> alt.Legend:
-    return alt.Legend(
-        orient="top",
-        title=title,
-        symbolType="stroke",
-        symbolStrokeWidth=4,
-        symbolSize=140,
-        symbolOpacity=1,
-        labelLimit=300,
-    )
+def legend() -> alt.Legend:
+    symbol: dict[str, Any] = {"symbolType": "stroke", "symbolStrokeWidth": 4, "symbolSize": 140, "symbolOpacity": 1}
+    return alt.Legend(orient="top", title=None, labelLimit=300, **symbol)
 
 
 def of_batch() -> alt.Facet:
@@ -148,8 +128,7 @@ def throughput(data: Any, look: Look) -> Any:
         alt.Tooltip("ideal:Q", title="ideal", format=",.4~r"),
         alt.Tooltip("efficiency:Q", title="efficiency", format=".1%"),
     )
-    layers = images_over_nodes(data, look, colour, tips)
-    return facet(layers, of_batch(), look, TITLES["throughput"])
+    return facet(images_over_nodes(data, look, colour, tips), of_batch(), look, TITLES["throughput"])
 
 
 def efficiency(data: Any, look: Look) -> Any:
@@ -172,8 +151,9 @@ def efficiency(data: Any, look: Look) -> Any:
 
 def split(data: Any, look: Look) -> Any:
     names = list(PARTS)
-    scale = alt.Scale(domain=[PARTS[name][0] for name in names], range=[PARTS[name][1] for name in names])
-    labels = "{" + ", ".join(f"{name}: '{PARTS[name][0]}'" for name in names) + "}"
+    titles, colours = zip(*PARTS.values(), strict=True)
+    labels = "{" + ", ".join(f"{name}: '{title}'" for name, (title, _) in PARTS.items()) + "}"
+    legend = alt.Legend(orient="top", title=None, columns=2, labelLimit=300, symbolType="square")
     base = alt.Chart(data)
     x = alt.X("nodes:O", title="nodes", axis=alt.Axis(labelAngle=0, labelOverlap=True))
     bars = (
@@ -183,11 +163,7 @@ def split(data: Any, look: Look) -> Any:
         .encode(
             x=x,
             y=alt.Y("ms:Q", title="ms per step", stack="zero"),
-            color=alt.Color(
-                "what:N",
-                scale=scale,
-                legend=alt.Legend(orient="top", title=None, columns=2, labelLimit=300, symbolType="square"),
-            ),
+            color=alt.Color("what:N", scale=alt.Scale(domain=titles, range=colours), legend=legend),
             order=alt.Order("order:Q"),
             tooltip=hover(
                 alt.Tooltip("what:N", title="part"),
@@ -220,21 +196,19 @@ def bus(data: Any, look: Look) -> Any:
 def variants(data: Any, look: Look) -> Any:
     # Not the colours of the fabrics on the plots above.
     colours = [PALETTE[(i + 3) % len(PALETTE)] for i in range(len(look.variants))]
-    scale = alt.Scale(domain=list(look.variants), range=colours)
-    colour = Colour("variant", scale, legend())
+    colour = Colour("variant", alt.Scale(domain=list(look.variants), range=colours), legend())
     tips = hover(
         alt.Tooltip("variant:N", title="method"),
         *interval("images_s", "images_low", "images_high", "images/s", ",.4~r"),
         alt.Tooltip("ideal:Q", title="ideal", format=",.4~r"),
         alt.Tooltip("data_wait:Q", title="data wait, ms", format=",.3~r"),
     )
-    layers = images_over_nodes(data, look, colour, tips)
-    return facet(layers, of_fabric(look), look, TITLES["variants"])
+    return facet(images_over_nodes(data, look, colour, tips), of_fabric(look), look, TITLES["variants"])
 
 
 def facet(layers: Any, by: Any, look: Look, title: str) -> Any:
     kind = "total batch" if look.strong else "batch"
-    panels = layers.properties(width=look.width, height=look.height).facet(facet=by, columns=3)
+    panels = layers.properties(width=280, height=230).facet(facet=by, columns=3)
     return panels.transform_calculate(panel=f"'{kind} ' + datum.group").properties(title=look.title(title))
 
 
@@ -251,23 +225,18 @@ ONE_BATCH = {"split", "bus", "variants"}
 
 def look_for(table: Table, family: Family, constructed: bool = False) -> Look:
     points = table.of(family)
+    families = [other for other in table.families if other.hardware == family.hardware]
+    return make_look(table, points, families, family.label, caveat(family, points, constructed))
+
+
+def make_look(
+    table: Table, points: Sequence[MergedPoint], families: Sequence[Family], subject: str, caveat: str
+) -> Look:
     by_rate = sorted({(point.rate_gbps, words.fabric(point)) for point in table.points})
     fabrics = tuple(dict.fromkeys(name for _, name in by_rate))
-    known = tuple(dict.fromkeys(f.variant for f in table.families if f.hardware == family.hardware))
-    most = max(point.nodes for point in points)
-    return Look(
-        fabrics=fabrics,
-        variants=known,
-        subject=family.label,
-        caveat=caveat(family, points, constructed),
-        log_nodes=most > 40,
-        strong=table.strong,
-    )
-
-
-def middle_batch(points: Sequence[MergedPoint]) -> int:
-    batches = sorted({point.group for point in points})
-    return batches[(len(batches) - 1) // 2]
+    variants = tuple(dict.fromkeys(family.variant for family in families))
+    log_nodes = max(point.nodes for point in points) > 40
+    return Look(fabrics, variants, subject, caveat, log_nodes, table.strong)
 
 
 def charts_for(
@@ -275,14 +244,16 @@ def charts_for(
 ) -> dict[str, Any]:
     """Every chart that has something to show for one family, with its rows inside."""
     look = look_for(table, family, constructed)
-    points = table.of(family)
-    rows = rows_for(table, family, limits)
-    batch = middle_batch(points)
+    batches = sorted({point.group for point in table.of(family)})
+    middle = batches[(len(batches) - 1) // 2]
+    # The comparison of variants also needs the other families on the same hardware.
+    points = [point for point in table.points if point.family.hardware == family.hardware]
+    rows = [row(point, (limits or {}).get(point.trials[0].id, "")) for point in points]
     out = {}
     for name, make in CHARTS.items():
         shown = [line for line in rows if wanted(name, line, family.variant)]
         if name in ONE_BATCH:
-            shown = [line for line in shown if line["group"] == batch]
+            shown = [line for line in shown if line["group"] == middle]
         if name == "variants" and len({line["variant"] for line in shown}) < 2:
             continue
         if shown:
@@ -292,24 +263,9 @@ def charts_for(
 
 def wanted(name: str, line: Row, variant: str) -> bool:
     """Whether a row belongs on a chart. report.js has the same rules."""
-    if name == "variants":
-        return True
-    if line["variant"] != variant:
-        return False
-    if name == "efficiency":
-        return line["efficiency"] is not None
-    if name == "split":
-        return line["compute"] is not None
-    if name == "bus":
-        return line["bus"] is not None and line["nodes"] > 1
-    return True
-
-
-def rows_for(table: Table, family: Family, limits: dict[str, str] | None = None) -> list[Row]:
-    """Rows of the family and of the others on the same hardware, which the comparison of variants needs."""
-    limits = limits or {}
-    return [
-        row(point, limits.get(point.trials[0].id, ""))
-        for point in table.points
-        if point.family.hardware == family.hardware
-    ]
+    rules = {
+        "efficiency": line["efficiency"] is not None,
+        "split": line["compute"] is not None,
+        "bus": line["bus"] is not None and line["nodes"] > 1,
+    }
+    return name == "variants" or (line["variant"] == variant and rules.get(name, True))

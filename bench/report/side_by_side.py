@@ -6,7 +6,7 @@ A curve is one run on one fabric, so curves never mix kinds of devices; emulated
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import altair as alt
@@ -75,34 +75,23 @@ def cells(runs: list[Run]) -> list[Cell]:
 
 def charts(found: list[Cell], model: str) -> dict[str, Any]:
     rows: list[dict[str, Any]] = [
-        {
-            "environment": cell.curve,
-            "batch": f"batch {cell.batch}",
-            "gpus": cell.gpus,
-            "images_s": cell.images_s,
-            "low": cell.low,
-            "high": cell.high,
-            "efficiency": cell.efficiency,
-        }
+        asdict(cell) | {"environment": cell.curve, "batch": f"batch {cell.batch}"}
         for cell in found
         if cell.model == model
     ]
     curves = sorted({row["environment"] for row in rows})
-    colour = alt.Color(
-        "environment:N",
-        scale=colour_scale(curves),
-        legend=alt.Legend(title=None, orient="bottom", columns=2, labelLimit=0),
-    )
+    legend = alt.Legend(title=None, orient="bottom", columns=2, labelLimit=0)
+    colour = alt.Color("environment:N", scale=colour_scale(curves), legend=legend)
     x = alt.X("gpus:Q", title="GPUs", axis=alt.Axis(format="d", tickMinStep=1, grid=False), scale=alt.Scale(zero=False))
     batches = sorted({row["batch"] for row in rows}, key=lambda text: int(text.split()[1]))
     facet = alt.Facet("batch:N", title=None, sort=batches, header=HEADER)
     out = {}
-    for name, field, title in (
-        ("throughput", "images_s", "images/s"),
-        ("efficiency", "efficiency", "efficiency relative to one GPU"),
-    ):
-        scale = alt.Scale(zero=True) if name == "throughput" else alt.Scale(domainMin=0)
-        y = alt.Y(f"{field}:Q", title=title, scale=scale, axis=alt.Axis(format="%" if name == "efficiency" else "~s"))
+    axes = {
+        "throughput": ("images_s", "images/s", alt.Scale(zero=True), "~s"),
+        "efficiency": ("efficiency", "efficiency relative to one GPU", alt.Scale(domainMin=0), "%"),
+    }
+    for name, (field, title, scale, form) in axes.items():
+        y = alt.Y(f"{field}:Q", title=title, scale=scale, axis=alt.Axis(format=form))
         base = alt.Chart(alt.InlineData(values=rows)).encode(x=x, y=y, color=colour)
         lines = base.mark_line() + base.mark_point(filled=True, size=45)
         out[name] = lines.properties(width=280, height=230).facet(facet, columns=3)
@@ -132,15 +121,14 @@ def written(cell: Cell | None) -> str:
     return f"{words.significant(cell.images_s)}{share}"
 
 
-def markdown(runs: list[Run]) -> str:
-    return environment().get_template("side_by_side.md.j2").render(head=HEAD, tables=tables(cells(runs)))
+def markdown(found: list[Cell]) -> str:
+    return environment().get_template("side_by_side.md.j2").render(head=HEAD, tables=tables(found))
 
 
-def page(runs: list[Run]) -> str:
+def page(found: list[Cell]) -> str:
     """One page without scripts: the plots are drawn here."""
     import vl_convert
 
-    found = cells(runs)
     figures = [
         {
             "title": f"{MODEL_NAMES.get(model, model)}: {name}",

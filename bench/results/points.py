@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import statistics
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from bench.results.trial import Breakdown, Interval, Trial
 
@@ -90,7 +90,6 @@ class MergedPoint:
     link_gbps: float | None
     efficiency: Interval | None = None
     efficiency_gpu: float | None = None
-    base: str = "one node"
     # The batch that is constant along a curve: per GPU, or in total with strong scaling.
     group: int = 0
     ideal: float | None = None
@@ -144,9 +143,7 @@ class Table:
     @property
     def families(self) -> list[Family]:
         """Sorted by their number of points; the first is the headline."""
-        counts: dict[Family, int] = defaultdict(int)
-        for point in self.points:
-            counts[point.family] += 1
+        counts = Counter(point.family for point in self.points)
         return sorted(counts, key=lambda family: (-counts[family], not family.engine.startswith("horovod"), family))
 
     def of(self, family: Family) -> list[MergedPoint]:
@@ -230,12 +227,12 @@ def tabulate(trials: list[Trial], strong: bool = False, gpu: str = "") -> Table:
 def add_efficiency(table: Table) -> None:
     """Efficiency relative to one node of the same family and batch. One node uses no fabric, so any fabric's serves."""
     ones: dict[tuple[Family, int], list[MergedPoint]] = defaultdict(list)
-    one_gpu: dict[tuple[str, ...], MergedPoint] = {}
+    one_gpu: dict[tuple[Family, int], MergedPoint] = {}
     for point in table.points:
         if point.nodes == 1:
             ones[(point.family, point.group)].append(point)
             if point.gpus == 1:
-                one_gpu[gpu_key(point)] = point
+                one_gpu[(point.family, point.batch)] = point
     estimated: set[str] = set()
     for point in table.points:
         candidates = ones.get((point.family, point.group), [])
@@ -244,10 +241,8 @@ def add_efficiency(table: Table) -> None:
         if base is None and point.breakdown is not None and point.breakdown.compute > 0:
             rate = point.family.gpus_per_node * point.batch / point.breakdown.compute * 1000
             base = Interval(median=rate, low=rate, high=rate)
-            point.base = "the compute time alone (no one-node point)"
             estimated.add(f"{point.family.label}, batch {point.batch}")
         if base is None or min(base.low, base.median) <= 0:
-            point.base = "nothing: no one-node point"
             continue
         point.ideal = point.nodes * base.median
         point.efficiency = Interval(
@@ -258,13 +253,8 @@ def add_efficiency(table: Table) -> None:
         if point.nodes == 1 and own:
             # A point relative to itself is 1 by definition. Its interval would only repeat that of the throughput.
             point.efficiency = Interval(median=1.0, low=1.0, high=1.0)
-        single = one_gpu.get(gpu_key(point))
+        single = one_gpu.get((replace(point.family, gpus_per_node=1), point.batch))
         if single is not None:
             point.efficiency_gpu = point.ips.median / (point.gpus * single.ips.median)
     for text in sorted(estimated)[:5]:
         table.notes.append(f"no one-node point for {text}: its efficiency is calculated against compute time alone")
-
-
-def gpu_key(point: MergedPoint) -> tuple[str, ...]:
-    family = point.family
-    return (family.model, family.device, family.engine, family.compression, family.data, family.kind, str(point.batch))

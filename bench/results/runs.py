@@ -64,22 +64,19 @@ class Run:
         return [trial for trial in self.trials if trial.status == "failed"]
 
 
-def run_folders(results: Path) -> list[Path]:
+def run_folders() -> list[Path]:
     """Every run under results/, oldest first."""
-    files = [path for path in results.glob(f"*/*/{TRIALS}") if not path.parent.is_symlink()]
+    files = [path for path in store.RESULTS.glob(f"*/*/{TRIALS}") if not path.parent.is_symlink()]
     return [path.parent for path in sorted(files, key=lambda path: (path.stat().st_mtime, str(path)))]
 
 
-def find_run(text: str, results: Path | None = None, field: str = "RUN") -> Path:
+def find_run(text: str, field: str = "RUN") -> Path:
     """Resolve RUN (or the option `field`): a run folder, a trials file, or `latest`."""
-    results = results or store.RESULTS
     if text == "latest":
-        folders = run_folders(results)
-        if not folders:
-            raise UserError(
-                f"{field}: no run under {results.name}/ yet; start one with `make bench`, or name a run folder"
-            )
-        return folders[-1]
+        if folders := run_folders():
+            return folders[-1]
+        where = f"no run under {store.RESULTS.name}/ yet"
+        raise UserError(f"{field}: {where}; start one with `make bench`, or name a run folder")
     path = Path(text)
     if path.is_file():
         return path
@@ -90,8 +87,8 @@ def find_run(text: str, results: Path | None = None, field: str = "RUN") -> Path
     return path
 
 
-def load(text: str | Path, results: Path | None = None, field: str = "RUN") -> Run:
-    path = find_run(str(text), results, field)
+def load(text: str | Path, field: str = "RUN") -> Run:
+    path = find_run(str(text), field)
     file = path if path.is_file() else path / TRIALS
     folder = file.parent
     name = folder.resolve().name if file.name == TRIALS else file.stem
@@ -104,9 +101,8 @@ def load(text: str | Path, results: Path | None = None, field: str = "RUN") -> R
             setattr(run, part, read_object(folder / f"{part}.json", run.problems, needed=part != "capacities"))
         run.add_transports()
     if not trials:
-        run.problems.append(
-            f"{TRIALS} holds no readable trial: nothing was measured yet, or it is another program's file"
-        )
+        why = "nothing was measured yet, or it is another program's file"
+        run.problems.append(f"{TRIALS} holds no readable trial: {why}")
     return run
 
 
@@ -132,23 +128,21 @@ def read_object(path: Path, problems: list[str], needed: bool) -> dict[str, Any]
     return value
 
 
-def find_trial(text: str, results: Path | None = None) -> tuple[Run, Trial] | None:
+def find_trial(text: str) -> tuple[Run, Trial] | None:
     """Find `RUN/ID` or a bare trial id, newest run first. None if the text is not a trial id."""
-    results = results or store.RESULTS
     head, _, tail = text.rpartition("/")
     if not TRIAL_ID.fullmatch(tail) or Path(text).exists():
         return None
-    candidates = [find_run(head, results)] if head else list(reversed(run_folders(results)))
+    candidates = [find_run(head)] if head else reversed(run_folders())
     for folder in candidates:
         file = folder if folder.is_file() else folder / TRIALS
         if tail.encode() not in file.read_bytes():
             continue
-        run = load(folder, results)
+        run = load(folder)
         matches = [trial for trial in run.trials if trial.id.startswith(tail)]
         if len(matches) > 1:
             raise UserError(f"TRIAL: {tail} matches {len(matches)} trials of {run.name}; give more digits")
         if matches:
             return run, matches[0]
-    raise UserError(
-        f"TRIAL: no trial {tail} in {head or results.name}; ids are in trials.jsonl and in the report's table"
-    )
+    where = head or store.RESULTS.name
+    raise UserError(f"TRIAL: no trial {tail} in {where}; ids are in trials.jsonl and in the report's table")

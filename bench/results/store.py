@@ -128,22 +128,16 @@ def read_trials(file: Path) -> tuple[list[Trial], list[str]]:
         kind = "is not a trial and was" if len(bad) == 1 else "are not trials and were"
         problems.append(f"{count} of {file.name} {kind} left out; the first is line {number} ({reason_text[:160]})")
     if newer:
-        problems.append(
-            f"{newer} trials have a newer schema than {SCHEMA_VERSION}; update bench to read all their fields"
-        )
+        newest = f"{newer} trials have a newer schema than {SCHEMA_VERSION}"
+        problems.append(f"{newest}; update bench to read all their fields")
     return list(trials.values()), problems
 
 
 def implausible(trial: Trial) -> str | None:
     """Describe the first value that no measurement can have: it would corrupt the figures of a report."""
     point = trial.point
-    for name, value in (
-        ("nodes", point.nodes),
-        ("gpus_per_node", point.gpus_per_node),
-        ("batch", point.batch),
-        ("rate_gbps", point.rate_gbps),
-    ):
-        if not 0 < value < 1e12:
+    for name in ("nodes", "gpus_per_node", "batch", "rate_gbps"):
+        if not 0 < (value := getattr(point, name)) < 1e12:
             return f"point.{name}: {value} is not possible"
     wrong = next((value for value in numbers(trial.model_dump()) if not 0 <= value < 1e18), None)
     if wrong is not None:
