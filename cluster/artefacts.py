@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from cluster import image, roles
-from cluster.core import config
+from cluster.core import config, files
 from cluster.core.config import ROOT, Cluster
 from cluster.core.state import CACHE, State
 
@@ -49,7 +49,7 @@ def row(kind: str, name: str, version: str, checksums: list[str], where: str) ->
     return {"kind": kind, "name": name, "version": version, "checksums": checksums, "for": where}
 
 
-def files() -> list[Row]:
+def downloads() -> list[Row]:
     """Entries of versions.yml with a checksum are downloaded as files."""
     pinned = config.versions()
     return [
@@ -70,7 +70,7 @@ def apt_tasks(tasks: Any) -> list[Any]:
 
 def debian_names(role: str) -> set[str]:
     folder = ROOT / "roles" / role
-    defaults = yaml.safe_load((folder / "defaults/main.yml").read_text()) or {}
+    defaults = files.mapping(folder / "defaults/main.yml")
     names: set[str] = set()
     for path in (folder / "tasks").glob("*.yml"):
         if path.name == "remove.yml":
@@ -127,7 +127,7 @@ def nvidia() -> list[Row]:
 def run(env: str, as_json: bool) -> int:
     cluster = config.load(env)
     state = State(env)
-    rows = debian(state, cluster) + nvidia() + wheels() + files() + images()
+    rows = debian(state, cluster) + nvidia() + wheels() + downloads() + images()
     if as_json:
         print(json.dumps(rows, indent=1))
         return 0

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from cluster import image, lab, wheelhouse
-from cluster.core import config, ssh
+from cluster.core import config, files, ssh
 from cluster.core.config import ROOT, Cluster
 from cluster.core.contract import Contract
 from cluster.core.errors import InfraError, UserError
@@ -90,7 +90,7 @@ def deploy(env: str, nodes: int | None, as_json: bool) -> None:
             say(f"ansible changed {changed} things")
         with phase("validate"):
             playbook(state, "validate.yml")
-    result = json.loads(state.validation.read_text())
+    result = files.mapping(state.validation)
     if as_json:
         print(json.dumps(result, indent=1))
     else:

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import yaml
-
+from cluster.core import files
 from cluster.core.config import ROOT, Cluster
 
 
 def entries() -> list[dict[str, str]]:
-    content: dict[str, Any] = yaml.safe_load((ROOT / "ansible/roles.yml").read_text())
-    found: list[dict[str, str]] = content["cluster_roles"]
+    found: list[dict[str, str]] = files.mapping(ROOT / "ansible/roles.yml")["cluster_roles"]
     return found
 
 

@@ -10,12 +10,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
-import yaml
-from pydantic import ConfigDict, Field, ValidationError
+from pydantic import ConfigDict, Field
 
+from cluster.core import files
 from cluster.core.config import ROOT
 from cluster.core.contract import Fabric
-from cluster.core.errors import UserError, one_line
+from cluster.core.errors import UserError
 from cluster.core.sections import Section
 
 Algorithm = Literal["default", "recursive_doubling", "ring", "segmented_ring", "rabenseifner"]
@@ -85,13 +85,10 @@ def load(env: str) -> dict[str, Tuning]:
     path = file(env)
     if not path.exists():
         return {}
-    try:
-        content = yaml.safe_load(path.read_text()) or {}
-        return {name: Tuning.model_validate(values) for name, values in content["tuning"].items()}
-    except (yaml.YAMLError, KeyError, AttributeError, TypeError):
-        raise UserError(f"{path.name}: not a tuning file; remove it and run `make tune ENV={env}`") from None
-    except ValidationError as error:
-        raise UserError(f"{path.name}: {one_line(error, 'tuning')}") from None
+    content = files.mapping(path).get("tuning")
+    if not isinstance(content, dict):
+        raise UserError(f"{path.name}: not a tuning file; remove it and run `make tune ENV={env}`")
+    return {name: files.validate(Tuning, values, path.name, f"tuning.{name}") for name, values in content.items()}
 
 
 def choose(tuned: Mapping[str, Tuning], name: str, fabric: Fabric) -> Tuning:

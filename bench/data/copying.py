@@ -8,10 +8,8 @@ import shlex
 import subprocess
 from pathlib import Path
 
-import yaml
-
 from bench.worker import shards
-from cluster.core import ssh
+from cluster.core import files, ssh
 from cluster.core.config import ROOT
 from cluster.core.errors import InfraError, UserError
 from cluster.core.state import State
@@ -20,7 +18,7 @@ from cluster.terraform import read_output
 
 def role_variables(state: State, node: str) -> dict[str, str]:
     """The variables of the role data as a node gets them: its defaults, unless the environment sets others."""
-    defaults = yaml.safe_load((ROOT / "roles/data/defaults/main.yml").read_text())
+    defaults = files.mapping(ROOT / "roles/data/defaults/main.yml")
     wanted = {name: f"{{{{ {name} | default({value!r}) }}}}" for name, value in defaults.items()}
     inventories: list[str | Path] = ["-i", ROOT / "inventories" / state.env, "-i", ROOT / "inventories/terraform.py"]
     argv = ["ansible", node, *inventories, "-m", "ansible.builtin.debug", "-a", json.dumps({"msg": wanted})]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import random
 import re
-from functools import partial
 from pathlib import Path
 
 from bench.data.writer import LONGEST_KEY, BadImage, Item, refuse_duplicates
 from bench.worker import images
 from bench.worker.shards import RECORD, padded
+from cluster.core import files
 from cluster.core.errors import UserError
 
 SUFFIXES = {".jpeg", ".jpg"}
@@ -54,10 +54,7 @@ def read_labels(path: Path | None, example: Path) -> dict[str, str]:
     """Image and class per line, separated by space or comma: ILSVRC2012_val_00000001 n01751748."""
     if path is None:
         raise UserError(f"--val-labels: {example} is not in a class folder; give a file with image and class per line")
-    try:
-        lines = path.read_text().splitlines()
-    except OSError as error:
-        raise UserError(f"--val-labels: cannot read {path}: {error.strerror}") from None
+    lines = files.text(path, f"--val-labels: {path}").splitlines()
     words = [re.split(r"[,\s]+", line.strip()) for line in lines]
     return {Path(word[0]).stem: word[1] for word in words if len(word) > 1}
 
@@ -68,11 +65,7 @@ def item(root: Path, path: Path, wnid: str, number: int) -> Item:
     key = stem if not wnid or stem.startswith(f"{wnid}_") else f"{wnid}_{stem}"
     if len(key.encode()) > LONGEST_KEY:
         raise UserError(f"{path}: the name has more than {LONGEST_KEY} bytes; rename the file")
-    return Item(key, number, partial(load, path), str(path.relative_to(root)))
-
-
-def load(path: Path) -> bytes:
-    return path.read_bytes()
+    return Item(key, number, path.read_bytes, str(path.relative_to(root)))
 
 
 def check(data: bytes) -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BeforeValidator, Field
 
-from cluster.core.errors import UserError, one_line
+from cluster.core import files
+from cluster.core.errors import UserError
+from cluster.core.sections import Section
 
 PLANS = Path(__file__).parent / "shipped"
 
@@ -32,13 +33,7 @@ def _as_list(value: Any) -> Any:
 
 Unique = AfterValidator(_unique)
 Positive = Annotated[int, Field(ge=1)]
-
-
 Engine = Literal["horovod", "horovod-mpi", "horovod-gloo", "ddp", "ps"]
-
-
-class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
 
 
 class Link(Section):
@@ -137,13 +132,4 @@ def load(text: str) -> Plan:
             raise UserError(
                 f"--plan {text}: no such plan or file; choose one of {', '.join(names())} or write your own"
             )
-    try:
-        content = yaml.safe_load(path.read_text())
-    except yaml.YAMLError as error:
-        raise UserError(f"{path.name}: not YAML: {' '.join(str(error).split())}") from None
-    if not isinstance(content, dict):
-        raise UserError(f"{path.name}: expected a mapping such as nodes: [1, 2]")
-    try:
-        return Plan.model_validate(content)
-    except ValidationError as error:
-        raise UserError(f"{path.name}: {one_line(error, 'plan')}") from None
+    return files.validate(Plan, files.mapping(path), path.name, "plan")

@@ -18,6 +18,7 @@ from bench.parse import OLD_TRANSPORTS, TRANSPORTS, number
 from bench.predict.fit import Observation, fit_ceiling
 from bench.predict.inputs import DEFAULTS, Parameters, Setup
 from bench.predict.step import predict
+from cluster.core import files
 from cluster.core.errors import UserError
 from cluster.core.tables import columns
 
@@ -176,11 +177,7 @@ def _check_row(where: str, row: Row) -> None:
 
 
 def read_table(path: Path) -> list[Row]:
-    try:
-        text = path.read_text()
-    except OSError as error:
-        raise UserError(f"--table: cannot read {path}: {error.strerror}") from error
-    return list(csv.DictReader(text.splitlines()))
+    return list(csv.DictReader(files.text(path, f"--table: {path}").splitlines()))
 
 
 def _lowbandwidth() -> Iterable[Checked]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ from bench.results import store
 from bench.results.points import Table, tabulate
 from bench.results.store import TRIALS, read_trials
 from bench.results.trial import Trial
+from cluster.core import files
 from cluster.core.contract import TransportName
 from cluster.core.errors import UserError
 
@@ -113,19 +113,11 @@ def print_problems(run: Run) -> None:
 
 
 def read_object(path: Path, problems: list[str], needed: bool) -> dict[str, Any]:
-    if not path.is_file():
-        if needed:
-            problems.append(f"{path.name} is missing")
-        return {}
     try:
-        value = json.loads(path.read_bytes())
-    except ValueError:
-        problems.append(f"{path.name} is not valid JSON and was left out")
+        return files.mapping(path) if needed or path.is_file() else {}
+    except UserError as error:
+        problems.append(f"{error}; continuing without it")
         return {}
-    if not isinstance(value, dict):
-        problems.append(f"{path.name} is not a JSON object and was left out")
-        return {}
-    return value
 
 
 def find_trial(text: str) -> tuple[Run, Trial] | None:

@@ -21,7 +21,7 @@ from bench.sweep import executors, monitoring, summary
 from bench.sweep.progress import console
 from bench.sweep.runner import Sweep
 from cluster import lifecycle, tuning
-from cluster.core import config, worker_files
+from cluster.core import config, files, worker_files
 from cluster.core.contract import Contract
 from cluster.core.errors import UserError
 from cluster.core.state import State
@@ -128,7 +128,7 @@ def provenance(env: str, contract: Contract) -> dict[str, Any]:
 def goodput_share(state: State) -> float | None:
     """Goodput over rate of the slowest link in the ring, from the last deploy."""
     try:
-        validation = json.loads(state.validation.read_text())
+        validation = files.mapping(state.validation)
         return float(min(row["gbps"] for row in validation["ring"]) / validation["rate_gbps"])
-    except (OSError, ValueError, KeyError):
+    except (UserError, ValueError, KeyError):
         return None

@@ -13,7 +13,7 @@ from bench.plan import unfold
 from bench.sweep import launch as launchers
 from bench.sweep.launch import Launch, SpecFile
 from bench.worker.protocol import Spec
-from cluster.core import ssh, worker_files
+from cluster.core import files, ssh, worker_files
 from cluster.core.config import Cluster
 from cluster.core.contract import Contract
 from cluster.core.errors import InfraError, UserError
@@ -92,7 +92,7 @@ class GpulabExecutor:
         """The contract with the interface that the probe found; traffic between jobs is counted on it."""
         if not self.provider.deployment.probe_file.exists():
             return contract
-        interface = json.loads(self.provider.deployment.probe_file.read_text())["interface"]
+        interface = files.mapping(self.provider.deployment.probe_file)["interface"]
         fabrics = {name: fab.model_copy(update={"interface": interface}) for name, fab in contract.fabrics.items()}
         return contract.model_copy(update={"fabrics": fabrics})
 
@@ -125,11 +125,7 @@ class GpulabExecutor:
             "state_dir": str(self.state.dir),
             "gpu_model": self.cluster.gpu_model,
             "name": f"{self.cluster.name}-{launch.run}",
-            "shape": {
-                "jobs": len(launch.hosts),
-                "slots": launch.slots,
-                "gpus": launch.slots if launch.cuda else 0,
-            },
+            "shape": {"jobs": len(launch.hosts), "slots": launch.slots, "gpus": launch.slots if launch.cuda else 0},
             "command": [launchers.PYTHON, worker_files.folder(), "gpulab_job", launchers.PYTHON, *launch.worker_words],
             "environment": {**environment, **self.spec_variables(launch.spec.path)},
         }

@@ -20,7 +20,7 @@ from typing import Any
 
 from bench.results import store
 from bench.sweep.progress import console
-from cluster.core import ssh
+from cluster.core import files, ssh
 from cluster.core.contract import Contract
 
 SCHEMA_VERSION = 1
@@ -111,10 +111,8 @@ def series(answers: dict[str, list[dict[str, Any]]]) -> dict[str, dict[str, list
 def add(run: store.RunFolder, span: dict[str, Any]) -> None:
     path = run.folder / "monitoring.json"
     try:
-        content: dict[str, Any] = {"schema_version": SCHEMA_VERSION, "spans": []}
-        if path.exists():
-            content = json.loads(path.read_text())
-        content["spans"].append(span)
+        spans = files.mapping(path)["spans"] if path.exists() else []
+        content = {"schema_version": SCHEMA_VERSION, "spans": [*spans, span]}
         path.write_text(json.dumps(content))
     except OSError as error:
         raise store.write_error(path, error) from None

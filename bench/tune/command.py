@@ -29,6 +29,7 @@ from bench.sweep.progress import console
 from bench.worker import step_statistics
 from bench.worker.protocol import Spec, TrialDone
 from cluster import lifecycle, tuning
+from cluster.core import files
 from cluster.core.contract import Contract
 from cluster.core.errors import InfraError, UserError
 from cluster.core.state import State
@@ -179,7 +180,7 @@ def setting_effects(measured: list[Candidate]) -> list[dict[str, Any]]:
 
 def write(path: Path, fabric: str, settings: Tuning) -> None:
     """Replace the file atomically: an interruption leaves the current settings."""
-    content = yaml.safe_load(path.read_text()) if path.exists() else {"tuning": {}}
+    content = files.mapping(path) if path.exists() else {"tuning": {}}
     content["tuning"][fabric] = settings.model_dump()
     new = path.with_suffix(".new")
     new.write_text(

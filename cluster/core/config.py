@@ -12,10 +12,10 @@ from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
-from cluster.core import paths, prices, sections
-from cluster.core.errors import UserError, one_line
+from cluster.core import files, paths, prices, sections
+from cluster.core.errors import UserError
 from cluster.core.sections import Section, Subnet
 
 ROOT = paths.ROOT
@@ -128,20 +128,13 @@ def load(env: str, nodes: int | None = None) -> Cluster:
 
 def read(path: Path, nodes: int | None = None) -> Cluster:
     label = str(path.relative_to(ROOT))
-    try:
-        content: Any = yaml.safe_load(path.read_text())
-    except yaml.YAMLError as error:
-        raise UserError(f"{label}: not YAML: {' '.join(str(error).split())}") from None
-    if not isinstance(content, dict) or not isinstance(content.get("cluster"), dict):
+    values = files.mapping(path, label).get("cluster")
+    if not isinstance(values, dict):
         raise UserError(f"{label}: cluster: missing; the file holds one mapping named cluster")
-    values = dict(content["cluster"])
     if nodes is not None:
         values["nodes"] = nodes
     rename_transports(values, label)
-    try:
-        return Cluster.model_validate(values)
-    except ValidationError as error:
-        raise UserError(f"{label}: {one_line(error, 'cluster')}") from None
+    return files.validate(Cluster, values, label, "cluster")
 
 
 def rename_transports(values: dict[str, Any], label: str) -> None:
@@ -157,15 +150,13 @@ def rename_transports(values: dict[str, Any], label: str) -> None:
 
 def versions() -> dict[str, str]:
     """versions.yml, and torch from the file that pip-compile reads."""
-    content: dict[str, dict[str, str]] = yaml.safe_load((ROOT / "versions.yml").read_text())
-    torch = re.search(r"^torch==(\S+)$", (ROOT / "requirements/nodes.in").read_text(), re.MULTILINE)
+    torch = re.search(r"^torch==(\S+)$", files.text(ROOT / "requirements/nodes.in"), re.MULTILINE)
     if not torch:
         raise UserError("requirements/nodes.in: torch: missing; pin it as torch==VERSION")
-    return {**content["versions"], "torch": torch[1]}
+    return {**files.mapping(ROOT / "versions.yml")["versions"], "torch": torch[1]}
 
 
 @cache
 def layout() -> Mapping[str, str]:
     """Accounts and folders on a node; Ansible gets the same as the variable `layout`."""
-    content = yaml.safe_load((Path(__file__).parent / "layout.yml").read_text())
-    return MappingProxyType(content["layout"])
+    return MappingProxyType(files.mapping(Path(__file__).parent / "layout.yml")["layout"])

@@ -255,8 +255,8 @@ def test_binary_garbage_is_survived(tmp_path: Path) -> None:
     (folder / "plan.json").write_bytes(b"\xff\xfe")
     (folder / "provenance.json").write_text("[1]")
     html, _ = report(folder, tmp_path)
-    assert "plan.json is not valid JSON" in html
-    assert "provenance.json is not a JSON object" in html
+    assert "plan.json: not UTF-8" in html
+    assert "provenance.json: not a mapping" in html
 
 
 @pytest.mark.parametrize(
@@ -293,7 +293,7 @@ def test_missing_fabric_and_files_are_said(tmp_path: Path) -> None:
     (folder / "provenance.json").unlink()
     html, _ = report(folder, tmp_path)
     assert "planned but not measured: fabric ib" in html
-    assert "provenance.json is missing" in html
+    assert "provenance.json: missing" in html
 
 
 def test_run_of_failed_trials_only(tmp_path: Path) -> None:
