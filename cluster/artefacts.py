@@ -88,13 +88,8 @@ def debian(state: State, cluster: Cluster) -> list[Row]:
     rows = []
     if image.exists(state, node_image):
         query = ["dpkg-query", "--show", "--showformat=${Package} ${Version}\n"]
-        done = subprocess.run(
-            [*image.sudo(), "podman", "run", "--rm", "--network=none", node_image, *query],
-            env=state.environment(),
-            capture_output=True,
-            text=True,
-            check=True,
-        )
+        argv = [*image.sudo(), "podman", "run", "--rm", "--network=none", node_image, *query]
+        done = subprocess.run(argv, env=state.environment(), capture_output=True, text=True, check=True)
         installed = (line.split() for line in done.stdout.splitlines())
         rows = [row("package", name, version, [], "nodes") for name, version in installed]
     listed = {one["name"] for one in rows}

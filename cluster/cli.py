@@ -73,8 +73,8 @@ def main(argv: list[str] | None = None) -> int:
         print(f"cluster: {error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
-        text = "`make deploy` continues from here, `make destroy` removes everything"
-        print(f"cluster: interrupted; {text}", file=sys.stderr)
+        text = "interrupted; `make deploy` continues from here, `make destroy` removes everything"
+        print(f"cluster: {text}", file=sys.stderr)
         return 130
 
 

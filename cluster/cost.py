@@ -28,18 +28,13 @@ def bill(env: str) -> dict[str, Any]:
     if not cluster.aws:
         return {"provider": cluster.provider, "nodes": [], "usd_per_hour": 0.0, "usd_so_far": 0.0, "budget_usd": None}
     state = State(env)
-    since: dict[str, int | None] = {}
+    since: dict[str, int | None] = dict.fromkeys(["head", *(f"w{i}" for i in range(1, cluster.nodes))])
     if state.tfstate.exists():
-        contract = read_output(state)
-        found = registry.provider(state, cluster).node_states(contract)
-        names = list(found)
+        found = registry.provider(state, cluster).node_states(read_output(state))
         since = {name: info.since for name, info in found.items()}
-    else:
-        names = ["head", *(f"w{i}" for i in range(1, cluster.nodes))]
     rows = []
-    for name in names:
+    for name, started in since.items():
         kind = (cluster.aws.head_type if name == "head" else None) or cluster.aws.instance_type
-        started = since.get(name)
         hours = max(time.time() - started, 0) / 3600 if started else 0.0
         price = hourly(kind, cluster)
         rows.append({"node": name, "type": kind, "usd_per_hour": price, "hours": hours, "usd": price * hours})

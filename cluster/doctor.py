@@ -61,9 +61,9 @@ def run(env: str, as_json: bool) -> int:
         lists = {"failures": list(map(asdict, failures)), "checks": list(map(asdict, found))}
         print(json.dumps({"ok": not failures, **lists}, indent=1))
     else:
-        console = Console(highlight=False)
+        console = Console(highlight=False, markup=False)
         for check in found:
-            console.print(f"{'ok  ' if check.ok else 'FAIL'} {check.name}: {check.detail}", markup=False)
+            console.print(f"{'ok  ' if check.ok else 'FAIL'} {check.name}: {check.detail}")
             if not check.ok and check.fix:
-                console.print(f"     fix: {check.fix}", markup=False)
+                console.print(f"     fix: {check.fix}")
     return 1 if failures else 0

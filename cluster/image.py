@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from cluster import roles, wheelhouse
+from cluster.core import ssh
 from cluster.core.config import ROOT, Cluster, layout, versions
 from cluster.core.process import run_logged
 from cluster.core.state import CACHE, State
@@ -115,14 +116,13 @@ def name(cluster: Cluster, device: str = "cpu") -> str:
 
 def ensure(state: State, cluster: Cluster, say: Callable[[str], None], device: str = "cpu") -> str:
     """Name of the node image. The image and its base are built if they are missing."""
-    release = cluster.os_release
     image = name(cluster, device)
     if exists(state, image):
         return image
     with one_at_a_time():
         if exists(state, image):
             return image
-        base = ensure_base(state, release, say)
+        base = ensure_base(state, cluster.os_release, say)
         log = state.log("image")
         say("filling the wheelhouse")
         wheels = wheelhouse.fill(wheelhouses_in(cluster, device), log)
@@ -190,21 +190,14 @@ def bake(
     try:
         tool("create-network", network)
         tool("create-node", spec)
-        known = f"-o UserKnownHostsFile={state.known_hosts} -o StrictHostKeyChecking=yes -o IdentitiesOnly=yes"
+        known = " ".join(ssh.connection_options(state.known_hosts))
         inventory = state.dir / "builder.ini"
         inventory.write_text(
             f"builder ansible_host={address} ansible_user=ops ansible_ssh_private_key_file={state.key} "
             f"ansible_ssh_common_args='{known}' ansible_python_interpreter=/usr/bin/python3\n"
         )
-        values = node_variables(state, cluster) | variables
-        argv: list[str | Path] = [
-            "ansible-playbook",
-            "-i",
-            inventory,
-            ROOT / "ansible/image.yml",
-            "-e",
-            json.dumps(values),
-        ]
+        values = json.dumps(node_variables(state, cluster) | variables)
+        argv: list[str | Path] = ["ansible-playbook", "-i", inventory, ROOT / "ansible/image.yml", "-e", values]
         env, container = state.environment(), f"{name}-builder"
         run_logged(argv, log, env, "ansible/image.yml")
         run_logged([*sudo(), "podman", "stop", "-t", "20", container], log, env, "podman stop")

@@ -108,9 +108,8 @@ def run(env: str, show_token: bool, as_json: bool) -> int:
     state = State(env)
     cluster = state.cluster()
     if not cluster.features.jupyterlab:
-        raise UserError(
-            f"ENV={env}: no JupyterLab; set features.jupyterlab: true in cluster.yml and run `make deploy ENV={env}`"
-        )
+        fix = f"set features.jupyterlab: true in cluster.yml and run `make deploy ENV={env}`"
+        raise UserError(f"ENV={env}: no JupyterLab; {fix}")
     contract = read_output(state)
     if not state.lab_token.exists():
         raise UserError(f"ENV={env}: JupyterLab is not deployed yet; run `make deploy ENV={env}`")
@@ -132,7 +131,6 @@ def run(env: str, show_token: bool, as_json: bool) -> int:
     print(f"token           {found.get('token') or hint}")
     if contract.ssh.jump_host:
         host, port = contract.nodes[contract.head].management_address, cluster.ports.jupyter
-        print(
-            f"from outside    ssh -L {port}:{host}:{port} {contract.ssh.jump_host}   and open https://localhost:{port}/lab"
-        )
+        tunnel = f"ssh -L {port}:{host}:{port} {contract.ssh.jump_host}"
+        print(f"from outside    {tunnel}   and open https://localhost:{port}/lab")
     return 0

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -28,13 +27,13 @@ from cluster.providers.base import NodeState, Provider
 from cluster.providers.gpulab.training_image import build
 from cluster.terraform import Root, read_output
 
-console = Console(highlight=False, soft_wrap=True)
+console = Console(highlight=False, markup=False, soft_wrap=True)
 STARTED = time.monotonic()
 MISSING = NodeState("missing")
 
 
 def say(text: str) -> None:
-    console.print(f"[{time.monotonic() - STARTED:6.1f} s] {text}", markup=False)
+    console.print(f"[{time.monotonic() - STARTED:6.1f} s] {text}")
 
 
 @contextmanager
@@ -68,8 +67,7 @@ def deploy(env: str, nodes: int | None, as_json: bool) -> None:
         with suppress(InfraError):
             cluster = cluster.model_copy(update={"nodes": len(read_output(state).nodes)})
     with state.locked():
-        ended = end_leftovers(state.dir)
-        if ended:
+        if ended := end_leftovers(state.dir):
             say(f"stopped {ended} processes of an interrupted run")
         state.prepare()
         provider = registry.provider(state, cluster)
@@ -86,8 +84,7 @@ def deploy(env: str, nodes: int | None, as_json: bool) -> None:
             return
         lab.prepare(state, cluster, contract)
         with phase("ansible: configure"):
-            changed = count_changes(playbook(state, "site.yml"))
-            say(f"ansible changed {changed} things")
+            say(f"ansible changed {count_changes(playbook(state, 'site.yml'))} things")
         with phase("validate"):
             playbook(state, "validate.yml")
     result = files.mapping(state.validation)
@@ -113,17 +110,17 @@ def apply(state: State, cluster: Cluster, provider: Provider) -> Contract:
 
 
 def show_validation(result: dict[str, Any]) -> None:
-    columns = ("node", "reachable from head", "to", "payload Gbit/s", "rate on the wire")
     title = f"validation: fabric {result['fabric']}, {result['rate_gbps']} Gbit/s"
+    columns = ("node", "reachable from head", "to", "payload Gbit/s", "rate on the wire")
     table = Table(*columns, title=title, title_justify="left")
     for row in result["ring"]:
         share = f"{row['wire_gbps'] / result['rate_gbps']:.0%}"
         table.add_row(row["node"], "yes", row["to"], f"{row['gbps']:.3f}", share)
     console.print(table)
-    console.print(f"MPI over the fabric: {result['mpi']}", markup=False)
+    console.print(f"MPI over the fabric: {result['mpi']}")
     if result["share"]:
         path, nodes = result["share"]["path"], ", ".join(result["share"]["read_on"])
-        console.print(f"share {path}: written by the head, read on {nodes}", markup=False)
+        console.print(f"share {path}: written by the head, read on {nodes}")
 
 
 def next_steps(env: str, contract: Contract, has_lab: bool) -> None:
@@ -135,8 +132,7 @@ def next_steps(env: str, contract: Contract, has_lab: bool) -> None:
         f"  make shell NODE=head{suffix}    log in\n"
         f"{line}"
         f"  make status{suffix}             look at them\n"
-        f"  make destroy{suffix}            remove everything",
-        markup=False,
+        f"  make destroy{suffix}            remove everything"
     )
 
 
@@ -164,10 +160,10 @@ def status(env: str, as_json: bool) -> int:
             table.add_row(*map(str, cells))
         console.print(table)
         for line in provider.status_notes():
-            console.print(line, markup=False)
+            console.print(line)
     healthy = all(row["state"] in ("running", "ready") and row["roles_ok"] for row in rows)
     if not healthy and not as_json:
-        console.print(f"repair: make deploy ENV={env}", markup=False)
+        console.print(f"repair: make deploy ENV={env}")
     return 0 if healthy else 1
 
 
@@ -177,12 +173,8 @@ ROLES_OK = f"{UNITS} && test -x {config.layout()['venv']}/bin/horovodrun"
 
 
 def ping(contract: Contract) -> dict[str, bool]:
-    """Nodes that answer over SSH and have their roles; all are asked at the same time."""
-    running = {
-        name: subprocess.Popen(ssh.argv(contract, name, ROLES_OK), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        for name in contract.nodes
-    }
-    return {name: process.wait(timeout=60) == 0 for name, process in running.items()}
+    """Whether each node answers over SSH and has its roles."""
+    return {name: done.returncode == 0 for name, done in ssh.run_on_all(contract, contract.nodes, ROLES_OK).items()}
 
 
 def shell(env: str, node: str) -> None:

@@ -45,17 +45,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--fabric", help="fabric of cluster.yml (default: the active one)")
     parser.add_argument("--nodes", type=int, help="number of nodes (default: all)")
     parser.add_argument("--collective", choices=COLLECTIVES, action="append", help="repeatable (default all_reduce)")
-    parser.add_argument(
-        "--engine",
-        choices=ENGINES,
-        action="append",
-        help=f"repeatable (default: nccl on GPUs, else {', '.join(DEFAULT_ENGINES)})",
-    )
+    text = f"repeatable (default: nccl on GPUs, else {', '.join(DEFAULT_ENGINES)})"
+    parser.add_argument("--engine", choices=ENGINES, action="append", help=text)
     parser.add_argument("--from", dest="smallest", type=size, default=SMALLEST, help="smallest message (default 4K)")
     parser.add_argument("--to", dest="largest", type=size, default=64 << 20, help="largest (default 64M, maximum 512M)")
-    parser.add_argument(
-        "--seconds", type=float, default=2.0, help="time limit per case, after at least five repetitions (default 2)"
-    )
+    text = "time limit per case, after at least five repetitions (default 2)"
+    parser.add_argument("--seconds", type=float, default=2.0, help=text)
     parser.add_argument("--untuned", action="store_true", help="use the defaults of Horovod and OpenMPI")
     parser.add_argument("--json", action="store_true", help="print the results as JSON")
 
@@ -76,16 +71,13 @@ def run(args: argparse.Namespace) -> int:
         raise UserError("--engine nccl: the nodes have no GPUs; choose another engine")
     cases = [Case(name, n) for name in args.collective or ["all_reduce"] for n in sizes(args.smallest, args.largest)]
     settings = tuning.UNTUNED if args.untuned else unfold.tuning_of(contract, fabric, tuning.load(args.env))
-    folder = store.RESULTS / args.env / "comm"
     communication = Communication(contract, fabric, count)
     try:
         topology = communication.topology()
         ring = communication.links()
         link_gbps = min(row["gbps"] for row in ring)
-        rows = []
-        for engine in engines:
-            for row in communication.collectives(engine, settings, cases, args.seconds):
-                rows.append({**row, "link_share": row["busbw_gbps"] / link_gbps})
+        measured = [row for name in engines for row in communication.collectives(name, settings, cases, args.seconds)]
+        rows = [{**row, "link_share": row["busbw_gbps"] / link_gbps} for row in measured]
     finally:
         communication.close()
     result = {
@@ -94,14 +86,14 @@ def run(args: argparse.Namespace) -> int:
         **{"env": args.env, "fabric": fabric, "rate_gbps": communication.rate, "scale": communication.scale},
         **{"settings": settings.model_dump(), "topology": topology, "ring": ring, "rows": rows},
     }
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{datetime.now(UTC):%Y%m%d-%H%M%S}.json"
+    path = store.RESULTS / args.env / "comm" / f"{datetime.now(UTC):%Y%m%d-%H%M%S}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(result, indent=1))
     if args.json:
         print(json.dumps(result, indent=1))
     else:
         show(result)
-        console.print(f"saved in {path}", markup=False)
+        console.print(f"saved in {path}")
     return 1 if any(row["errors"] for row in rows) else 0
 
 
@@ -122,9 +114,8 @@ def numa_warnings(topology: list[dict[str, Any]]) -> list[str]:
 
 def show(result: dict[str, Any]) -> None:
     link_gbps = min(row["gbps"] for row in result["ring"])
-    table = Table(title="links of the ring (iperf3) and topology (hwloc)", title_justify="left")
-    for column in ("node", "to", "Gbit/s", "of rate", "card", "card NUMA", "cores", "NUMA nodes", "GPUs (NUMA)"):
-        table.add_column(column)
+    links = ("node", "to", "Gbit/s", "of rate", "card", "card NUMA", "cores", "NUMA nodes", "GPUs (NUMA)")
+    table = Table(*links, title="links of the ring (iperf3) and topology (hwloc)", title_justify="left")
     for row, node in zip(result["ring"], result["topology"], strict=True):
         card = node["card"]
         gpus = ", ".join(f"{gpu['name']} ({or_dash(gpu['numa'])})" for gpu in node["gpus"])
@@ -135,23 +126,18 @@ def show(result: dict[str, Any]) -> None:
         )
     console.print(table)
     for line in numa_warnings(result["topology"]):
-        console.print(line, markup=False)
+        console.print(line)
     emulated = f"EMULATED, bytes and rate / {result['scale']:g}: " if result["kind"] == "emulated" else ""
-    count = result["rows"][0]["nodes"]
-    table = Table(
-        title=f"{emulated}{result['fabric']}, {count} nodes, shares of {link_gbps:.3f} Gbit/s", title_justify="left"
-    )
+    where = f"{result['fabric']}, {result['rows'][0]['nodes']} nodes"
+    table = Table(title=f"{emulated}{where}, shares of {link_gbps:.3f} Gbit/s", title_justify="left")
     columns = ("collective", "engine", "size", "count", "type", "time us", "95%", "algbw", "busbw", "of link", "errors")
     for column in columns:
         table.add_column(column, justify="left" if column in columns[:2] else "right")
     for row in result["rows"]:
         table.add_row(
             *(row["collective"], row["engine"], str(row["size"]), str(row["count"]), row["type"]),
-            f"{row['time_us']:.0f}",
-            f"{row['time_low_us']:.0f}-{row['time_high_us']:.0f}",
-            f"{row['algbw_gbps']:.3f}",
-            f"{row['busbw_gbps']:.3f}",
-            f"{row['link_share']:.1%}",
-            str(row["errors"]),
+            *(f"{row['time_us']:.0f}", f"{row['time_low_us']:.0f}-{row['time_high_us']:.0f}"),
+            *(f"{row['algbw_gbps']:.3f}", f"{row['busbw_gbps']:.3f}"),
+            *(f"{row['link_share']:.1%}", str(row["errors"])),
         )
     console.print(table)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import os
 import statistics
-import subprocess
 import time
 from dataclasses import dataclass
+from subprocess import PIPE, Popen, TimeoutExpired
 from typing import Any
 
 from bench.plan import scale_model
@@ -43,15 +43,6 @@ class Case:
         return (2 if self.collective == "all_reduce" else 1) * (ranks - 1) / ranks
 
 
-@dataclass(frozen=True)
-class Timed:
-    """The measurement of a case: elements sent, time of every repetition, wrong elements."""
-
-    count: int
-    times: list[float]
-    errors: int
-
-
 def engine_name(engine: str) -> str:
     """nccl is Horovod started by MPI, with tensors on the GPUs."""
     return "horovod-mpi" if engine == "nccl" else engine
@@ -83,25 +74,19 @@ class Communication:
     def events(self, launch: Launch, limit: float) -> list[Event]:
         # The supervisor on the head ends the launch when its standard input closes, so keep it open.
         read_end, write_end = os.pipe()
-        process = subprocess.Popen(
-            self.executor.argv(launch),
-            stdin=read_end,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            preexec_fn=die_with_parent,
-        )
+        argv = self.executor.argv(launch)
+        process = Popen(argv, stdin=read_end, stdout=PIPE, stderr=PIPE, text=True, preexec_fn=die_with_parent)
         os.close(read_end)
         where = f"{launch.engine} on {len(launch.hosts)} nodes"
         try:
             out, err = process.communicate(timeout=limit)
-        except subprocess.TimeoutExpired:
+        except TimeoutExpired:
             raise InfraError(f"{where}: timeout after {limit:.0f} s") from None
         finally:
             os.close(write_end)
             try:
                 process.wait(timeout=self.executor.grace)
-            except subprocess.TimeoutExpired:
+            except TimeoutExpired:
                 process.kill()
         if process.returncode:
             last = ([line.strip() for line in err.splitlines() if line.strip()] or ["no output"])[-1]
@@ -128,28 +113,31 @@ class Communication:
     def case_spec(self, engine: str, cases: list[CaseSpec]) -> Spec:
         return Spec([LaunchSpec(engine_name(engine), cases=cases, rate_mbit=self.rate_mbit, cuda=engine == "nccl")])
 
-    def times(self, engine: str, settings: Tuning, cases: list[Case], seconds: float) -> dict[str, Timed]:
-        ranks = self.ranks(engine)
+    def times(self, engine: str, settings: Tuning, cases: list[Case], seconds: float) -> dict[str, CaseDone]:
         by_settings: dict[Tuning, list[CaseSpec]] = {}
         for case in cases:
-            count = max(1, round(case.size / 4 / self.scale / ranks)) * ranks
             chosen = tuning.for_size(settings, case.size) if engine == "horovod" else settings
-            by_settings.setdefault(chosen, []).append(CaseSpec(case.id, case.collective, count, seconds))
-        measured: dict[str, Timed] = {}
+            spec = CaseSpec(case.id, case.collective, self.count(engine, case), seconds)
+            by_settings.setdefault(chosen, []).append(spec)
+        measured: dict[str, CaseDone] = {}
         for chosen, specs in by_settings.items():
             limit = START_LIMIT + len(specs) * (10 * seconds + 30)
             launch_engine = chosen.engine if engine == "horovod" else engine
             launch = self.launch(launch_engine, chosen, self.case_spec(launch_engine, specs))
-            done = {event.id: event for event in self.events(launch, limit) if isinstance(event, CaseDone)}
-            measured |= {case.id: Timed(case.count, done[case.id].times, done[case.id].errors) for case in specs}
+            measured |= {event.id: event for event in self.events(launch, limit) if isinstance(event, CaseDone)}
         return measured
 
     def ranks(self, engine: str) -> int:
         return len(self.names) * (self.slots if engine == "nccl" else 1)
 
-    def bandwidth(self, engine: str, case: Case, count: int, seconds: float) -> float:
+    def count(self, engine: str, case: Case) -> int:
+        """Elements that are sent: the scaled size, rounded to a multiple of the ranks."""
+        ranks = self.ranks(engine)
+        return max(1, round(case.size / 4 / self.scale / ranks)) * ranks
+
+    def bandwidth(self, engine: str, case: Case, seconds: float) -> float:
         """Bus bandwidth in Gbit/s of the modelled cluster."""
-        return case.bus_factor(self.ranks(engine)) * count * 4 * self.scale * 8 / seconds / 1e9
+        return case.bus_factor(self.ranks(engine)) * self.count(engine, case) * 4 * self.scale * 8 / seconds / 1e9
 
     def collectives(self, engine: str, settings: Tuning, cases: list[Case], seconds: float) -> list[dict[str, Any]]:
         """One row per case, in the modelled cluster's units."""
@@ -157,19 +145,14 @@ class Communication:
         measured = self.times(engine, settings, cases, seconds)
         rows = []
         for case in cases:
-            times, count = measured[case.id].times, measured[case.id].count
+            times = measured[case.id].times
             low, high = step_statistics.median_interval(times)
             median = statistics.median(times)
-            bus = self.bandwidth(engine, case, count, median)
+            bus = self.bandwidth(engine, case, median)
             rows.append(
                 {
-                    **{
-                        "collective": case.collective,
-                        "engine": engine,
-                        "nodes": len(self.names),
-                        "ranks": ranks,
-                        "fabric": self.fabric,
-                    },
+                    **{"collective": case.collective, "engine": engine, "nodes": len(self.names)},
+                    **{"ranks": ranks, "fabric": self.fabric},
                     **{"size": case.size, "count": case.size // 4, "type": "float", "scale": self.scale},
                     **{"time_us": median * 1e6, "time_low_us": low * 1e6, "time_high_us": high * 1e6},
                     **{"algbw_gbps": bus / case.bus_factor(ranks), "busbw_gbps": bus},

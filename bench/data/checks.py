@@ -22,11 +22,8 @@ def verify(location: Path, step: Callable[[int], None]) -> list[str]:
     for shard in index.shards:
         problems += check_shard(index, location, shard, seen)
         step(shard.samples)
-    known = {shard.name for shard in index.shards}
-    problems += [
-        f"{path.name}: not in {shards.INDEX}" for path in sorted(location.glob("*.tar")) if path.name not in known
-    ]
-    return problems
+    unknown = {path.name for path in location.glob("*.tar")} - {shard.name for shard in index.shards}
+    return problems + [f"{name}: not in {shards.INDEX}" for name in sorted(unknown)]
 
 
 def check_shard(index: Index, location: Path, shard: Shard, seen: dict[str, str]) -> list[str]:

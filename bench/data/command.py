@@ -26,17 +26,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     make.add_argument("--shard-mb", type=float, default=1000, help="size of a shard in MB (default 1000)")
     shard = actions.add_parser("shard", help="pack an ImageNet folder tree into shards")
     shard.add_argument("--imagenet", type=Path, required=True, metavar="DIR", help="folder with train/<wnid>/ and val/")
-    shard.add_argument(
-        "--out", type=Path, required=True, metavar="DIR", help="folder for the data sets train/ and val/"
-    )
+    text = "folder for the data sets train/ and val/"
+    shard.add_argument("--out", type=Path, required=True, metavar="DIR", help=text)
     shard.add_argument("--shard-mb", type=float, default=1000, help="size of a shard in MB (default 1000)")
     shard.add_argument("--seed", type=int, default=1, help="random seed of the image order (default 1)")
-    shard.add_argument(
-        "--val-labels",
-        type=Path,
-        metavar="FILE",
-        help="file with image and class per line, for a val/ without class folders",
-    )
+    text = "file with image and class per line, for a val/ without class folders"
+    shard.add_argument("--val-labels", type=Path, metavar="FILE", help=text)
     verify = actions.add_parser("verify", help="verify shards against their index and checksums")
     verify.add_argument("folder", type=Path, metavar="DIR", help="data set: the folder with index.json")
     push = actions.add_parser("push", help="copy shards to the head node, which serves them over the fabric")
@@ -84,21 +79,15 @@ def make(args: argparse.Namespace) -> int:
         "classes": standin.CLASSES,
     }
     folder = writer.Folder(args.out, facts)
-    groups = [
-        (
-            f"synthetic-{first // per_shard:06d}.tar",
-            [
-                writer.Item(
-                    standin.key(number),
-                    standin.label(args.seed, number),
-                    partial(standin.image, args.seed, number),
-                    standin.key(number),
-                )
-                for number in range(first, min(first + per_shard, args.images))
-            ],
-        )
-        for first in range(0, args.images, per_shard)
-    ]
+
+    def item(number: int) -> writer.Item:
+        key, load = standin.key(number), partial(standin.image, args.seed, number)
+        return writer.Item(key, standin.label(args.seed, number), load, key)
+
+    groups = []
+    for first in range(0, args.images, per_shard):
+        numbers = range(first, min(first + per_shard, args.images))
+        groups.append((f"synthetic-{first // per_shard:06d}.tar", [item(number) for number in numbers]))
     return build(args, [(folder, groups)], lambda data: None)
 
 
@@ -128,19 +117,17 @@ def build(args: argparse.Namespace, work: list[tuple[Any, Any]], check: Any) -> 
     from bench.data import writer
 
     total = sum(len(items) for _, groups in work for _, items in groups)
-    finished = []
+    finished: list[writer.Finished] = []
     with progress(args.json) as bar:
         task = bar.add_task("images", total=total)
         for folder, groups in work:
-            finished += [
-                (folder, one) for one in writer.build(folder, groups, check, lambda n: bar.update(task, advance=n))
-            ]
-    skipped = [entry for _, one in finished for entry in one.skipped]
+            finished += writer.build(folder, groups, check, lambda n: bar.update(task, advance=n))
+    skipped = [entry for one in finished for entry in one.skipped]
     answer: dict[str, Any] = {
         "folders": [str(folder.path) for folder, _ in work],
-        "samples": sum(one.samples for _, one in finished),
+        "samples": sum(one.samples for one in finished),
         "shards": len(finished),
-        "bytes": sum(one.bytes for _, one in finished),
+        "bytes": sum(one.bytes for one in finished),
         "skipped": skipped,
     }
     if args.json:
@@ -183,8 +170,7 @@ def bench(args: argparse.Namespace) -> int:
     from bench.data import measure
 
     for name in ("seconds", "rate", "cores"):
-        value = getattr(args, name)
-        if value is not None:
+        if (value := getattr(args, name)) is not None:
             positive(value, f"--{name}")
     return measure.command(args)
 

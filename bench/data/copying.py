@@ -24,9 +24,8 @@ def role_variables(state: State, node: str) -> dict[str, str]:
     argv = ["ansible", node, *inventories, "-m", "ansible.builtin.debug", "-a", json.dumps({"msg": wanted})]
     done = subprocess.run(argv, env=state.environment() | {"ANSIBLE_NOCOLOR": "1"}, capture_output=True, text=True)
     if done.returncode:
-        raise InfraError(
-            f"ansible: cannot read the variables of {node}: {' '.join(done.stdout.split()) or done.stderr}"
-        )
+        reason = " ".join(done.stdout.split()) or done.stderr
+        raise InfraError(f"ansible: cannot read the variables of {node}: {reason}")
     found: dict[str, str] = json.loads(done.stdout[done.stdout.index("=>") + 2 :])["msg"]
     return found
 

@@ -28,18 +28,14 @@ def classes(root: Path) -> list[str]:
 
 
 def items(root: Path, split: str, names: list[str], labels: Path | None = None) -> list[Item]:
-    folder = root / split
     numbers = {name: number for number, name in enumerate(names)}
     found = []
-    for path in sorted(folder.iterdir()):
+    for path in sorted((root / split).iterdir()):
         if path.is_dir():
             if path.name not in numbers:
                 raise UserError(f"--imagenet: {path} is not a class of train/")
-            for image in sorted(path.iterdir()):
-                if image.suffix.lower() in SUFFIXES:
-                    found.append(item(root, image, path.name, numbers[path.name]))
-    flat = sorted(path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES)
-    if flat:
+            found += [item(root, image, path.name, numbers[path.name]) for image in images_in(path)]
+    if flat := images_in(root / split):
         known = read_labels(labels, flat[0])
         for path in flat:
             name = known.get(path.stem)
@@ -48,6 +44,10 @@ def items(root: Path, split: str, names: list[str], labels: Path | None = None) 
             found.append(item(root, path, "", numbers[name]))
     refuse_duplicates(found)
     return found
+
+
+def images_in(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES)
 
 
 def read_labels(path: Path | None, example: Path) -> dict[str, str]:

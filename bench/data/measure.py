@@ -65,10 +65,8 @@ def need(rate: float | None, run: Run | None) -> dict[str, Any] | None:
     if not places:
         raise UserError(f"--run: {run.name} has no point on synthetic data to take a rate from; give --rate")
     best = max(places, key=lambda place: place.ips.median)
-    return {
-        "images_per_second": best.ips.median,
-        "source": f"{run.name}: {best.nodes} nodes, {best.fabric}, batch {best.batch}",
-    }
+    source = f"{run.name}: {best.nodes} nodes, {best.fabric}, batch {best.batch}"
+    return {"images_per_second": best.ips.median, "source": source}
 
 
 def feed(found: dict[str, Any], wanted: dict[str, Any]) -> dict[str, Any]:
@@ -95,25 +93,13 @@ def write_capacities(run: Run, found: dict[str, Any]) -> None:
     """Save the rates for `bench explain`, which uses published figures otherwise."""
     location, backend = next(iter(found["storage"].items()))
     per_core = stage(found["core"], "batch (decode + augment)")["images_per_second_per_core"]
-    source = f"bench data bench, {found['cores']} cores"
+    how = f"bench data bench, {found['cores']} cores"
     read = stage(backend["stages"], "read + tar parse")["mb_per_second"]
-    content = {
-        **run.capacities,
-        "storage": {
-            "value": round(read, 1),
-            "unit": "MB/s",
-            "per": "server" if shards.is_url(location) else "node",
-            "source": "measured",
-            "how": f"{source}: {location}",
-        },
-        "decode": {
-            "value": round(per_core * found["cores"], 1),
-            "unit": "images/s",
-            "per": "node",
-            "source": "measured",
-            "how": source,
-        },
-    }
+    per = "server" if shards.is_url(location) else "node"
+    storage = {"value": round(read, 1), "unit": "MB/s", "per": per, "source": "measured", "how": f"{how}: {location}"}
+    rate = round(per_core * found["cores"], 1)
+    decode = {"value": rate, "unit": "images/s", "per": "node", "source": "measured", "how": how}
+    content = {**run.capacities, "storage": storage, "decode": decode}
     path = run.folder / "capacities.json"
     try:
         path.write_text(json.dumps(content, indent=1) + "\n")
@@ -127,22 +113,17 @@ def text(answer: dict[str, Any], run: Run | None) -> str:
     if "node" in answer:
         lines[0] = f"measured on {answer['node']}: {lines[0]}"
 
-    def rows(rates: list[dict[str, Any]]) -> list[tuple[str, ...]]:
-        return [
-            (
-                rate["stage"] + (f" ({rate['note']})" if rate["note"] else ""),
-                f"{rate['images_per_second']:.0f}",
-                f"{rate['mb_per_second']:.0f}",
-                f"{rate['images_per_second_per_core']:.0f}",
-            )
-            for rate in rates
-        ]
+    def table(rates: list[dict[str, Any]]) -> str:
+        names = [rate["stage"] + (f" ({rate['note']})" if rate["note"] else "") for rate in rates]
+        fields = ("images_per_second", "mb_per_second", "images_per_second_per_core")
+        numbers = [[f"{rate[field]:.0f}" for field in fields] for rate in rates]
+        return columns(head, [(name, *row) for name, row in zip(names, numbers, strict=True)])
 
     for location, backend in answer["storage"].items():
-        lines += [f"{location} ({backend['kind']})", columns(head, rows(backend["stages"])), ""]
-    lines += ["one core, images in memory", columns(head, rows(answer["core"])), ""]
+        lines += [f"{location} ({backend['kind']})", table(backend["stages"]), ""]
+    lines += ["one core, images in memory", table(answer["core"]), ""]
     lines += [f"whole pipeline on {answer['cores']} cores"]
-    lines += [columns(head, rows([{**one["pipeline"], "stage": at} for at, one in answer["storage"].items()]))]
+    lines += [table([{**one["pipeline"], "stage": at} for at, one in answer["storage"].items()])]
     if answer["need"]:
         found = answer["need"]
         lines += ["", f"to feed {found['images_per_second']:.0f} images/s ({found['source']}):"]

@@ -20,15 +20,11 @@ def check(plan: Plan, cluster: Contract | None, available: int, gpus: int) -> No
             if getattr(plan, name) and not shaped:
                 raise UserError(f"plan.{name}: the cluster's fabrics are not shaped and keep their own rate; remove it")
         if plan.container and shaped:
-            raise UserError(
-                "plan.container: a container cannot set the rate of a shaped fabric; remove it, "
-                "or set shaped: false on the fabrics of cluster.yml and use device cpu or cuda"
-            )
-    if max(plan.nodes) > available:
-        raise UserError(
-            f"plan.nodes: {max(plan.nodes)} nodes requested, the cluster has {available}; "
-            f"run `make scale NODES={max(plan.nodes)}` or list fewer"
-        )
+            fix = "remove it, or set shaped: false on the fabrics of cluster.yml and use device cpu or cuda"
+            raise UserError(f"plan.container: a container cannot set the rate of a shaped fabric; {fix}")
+    if (most := max(plan.nodes)) > available:
+        fix = f"run `make scale NODES={most}` or list fewer"
+        raise UserError(f"plan.nodes: {most} nodes requested, the cluster has {available}; {fix}")
     if "1bit" in plan.compressions and "ps" in plan.engines:
         raise UserError("plan.compressions: engine ps does not support 1bit; remove one of them")
     if plan.launcher == "torchrun" and set(plan.engines) != {"ddp"}:
@@ -44,9 +40,7 @@ def check(plan: Plan, cluster: Contract | None, available: int, gpus: int) -> No
         gpu_rates.get(profile)
     elif plan.device == "cuda":
         if gpus < plan.gpus_per_node:
-            raise UserError(
-                f"plan.device: cuda needs {plan.gpus_per_node} GPUs per node, the cluster has {gpus}; "
-                "use emulated:<profile> or cpu"
-            )
+            need = f"cuda needs {plan.gpus_per_node} GPUs per node, the cluster has {gpus}"
+            raise UserError(f"plan.device: {need}; use emulated:<profile> or cpu")
     elif plan.device != "cpu":
         raise UserError(f"plan.device: unknown device {plan.device!r}; choose cuda, cpu or emulated:<profile>")

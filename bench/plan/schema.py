@@ -129,7 +129,6 @@ def load(text: str) -> Plan:
     if not path.exists():
         path = Path(text)
         if not path.is_file():
-            raise UserError(
-                f"--plan {text}: no such plan or file; choose one of {', '.join(names())} or write your own"
-            )
+            known = ", ".join(names())
+            raise UserError(f"--plan {text}: no such plan or file; choose one of {known} or write your own")
     return files.validate(Plan, files.mapping(path), path.name, "plan")

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import queue
-import subprocess
 import threading
 import time
 from pathlib import Path
+from subprocess import PIPE, Popen, TimeoutExpired
 from typing import TYPE_CHECKING, TextIO
 
 from bench.plan import unfold
@@ -39,14 +39,8 @@ class Attempt:
     def run(self) -> None:
         begin = time.monotonic()
         with (self.sweep.folder.folder / self.log).open("w", buffering=1) as log:
-            process = subprocess.Popen(
-                self.sweep.executor.argv(self.launch),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-                preexec_fn=die_with_parent,
-            )
+            argv = self.sweep.executor.argv(self.launch)
+            process = Popen(argv, stdin=PIPE, stdout=PIPE, stderr=log, text=True, preexec_fn=die_with_parent)
             lines: queue.Queue[str | None] = queue.Queue()
             threading.Thread(target=pump, args=(process, lines), daemon=True).start()
             try:
@@ -58,13 +52,13 @@ class Attempt:
         if problem:
             self.fail(problem)
 
-    def end(self, process: subprocess.Popen[str]) -> None:
+    def end(self, process: Popen[str]) -> None:
         """Closing standard input makes the supervisor on the head end every rank."""
         if process.stdin:
             process.stdin.close()
         try:
             process.wait(timeout=self.sweep.executor.grace)
-        except subprocess.TimeoutExpired:
+        except TimeoutExpired:
             process.kill()
 
     def listen(self, lines: queue.Queue[str | None], log: TextIO, begin: float) -> str | None:
@@ -109,18 +103,9 @@ class Attempt:
             self.main[point.id] = event
             return
         main, check = (self.main[point.id], event) if event.check else (event, None)
-        emulated = point.device.startswith("emulated:")
-        trial = record.trial(
-            point,
-            main,
-            check,
-            unfold.compute_ms(self.sweep.plan, point) if emulated else None,
-            self.launch.interface,
-            self.launch_s,
-            self.started,
-            self.sweep.link_share,
-            self.nccl,
-        )
+        compute = unfold.compute_ms(self.sweep.plan, point) if point.device.startswith("emulated:") else None
+        interface, share = self.launch.interface, self.sweep.link_share
+        trial = record.trial(point, main, check, compute, interface, self.launch_s, self.started, share, self.nccl)
         steps = self.sweep.folder.write_steps(point.id, main.ranks)
         self.sweep.save(trial.model_copy(update={"log": self.log, "step_times": steps}))
         del self.points[point.id]
@@ -137,7 +122,7 @@ class Attempt:
             self.sweep.save(record.failure(point, problem, node, self.started, self.log))
 
 
-def pump(process: subprocess.Popen[str], lines: queue.Queue[str | None]) -> None:
+def pump(process: Popen[str], lines: queue.Queue[str | None]) -> None:
     for line in process.stdout or ():
         lines.put(line)
     lines.put(None)

@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
         return dry_run(plan, contract, tuning.load(args.env), args.json)
     if not state.tfstate.exists():
         check.check(plan, None, max(plan.nodes), cluster.gpus_per_node)
-        console.print(f"nothing is deployed; deploying {max(cluster.nodes, *plan.nodes)} nodes first", markup=False)
+        console.print(f"nothing is deployed; deploying {max(cluster.nodes, *plan.nodes)} nodes first")
         lifecycle.deploy(args.env, max(cluster.nodes, *plan.nodes), False)
     contract = read_output(state)
     check.check(plan, contract, executors.size(contract, cluster), cluster.gpus_per_node)
@@ -65,9 +65,9 @@ def run(args: argparse.Namespace) -> int:
     folder = store.RunFolder(store.RESULTS / args.env / name)
     folder.prepare(plan.model_dump(), provenance(args.env, contract))
     for problem in folder.problems():
-        console.print(problem, markup=False)
+        console.print(problem)
     tuned = tuning.load(args.env)
-    sweep = Sweep(contract, plan, folder, executor, tuned, goodput_share(state), check=not args.no_check)
+    sweep = Sweep(plan, folder, executor, tuned, goodput_share(state), check=not args.no_check)
     before, begin = len(folder.trials()), time.monotonic()
     spent = sweep.run()
     if cluster.features.monitoring and isinstance(executor, executors.SshExecutor) and len(folder.trials()) > before:
@@ -89,29 +89,23 @@ def dry_run(plan: Plan, contract: Contract | None, tuned: dict[str, Tuning], as_
     groups = list(unfold.points(plan, contract, tuned))
     seconds = unfold.estimate(plan, groups)
     total = sum(seconds.values())
-    rows = [
-        {**point.model_dump(), "estimated_seconds": round(seconds[point.id], 1)}
-        for group in groups
-        for point in group.points
-    ]
+    points = [point for group in groups for point in group.points]
+    rows = [{**point.model_dump(), "estimated_seconds": round(seconds[point.id], 1)} for point in points]
     if as_json:
         print(json.dumps({"trials": rows, "estimated_seconds": round(total)}, indent=1))
         return 0
-    table = Table()
     columns = ("engine", "fabric", "nodes", "model", "batch", "compression", "estimated_seconds")
-    for column in columns:
-        table.add_column(column)
+    table = Table(*columns)
     for row in rows:
         table.add_row(*(str(row[column]) for column in columns))
     console.print(table)
-    console.print(f"{len(rows)} trials, about {total / 60:.1f} minutes", markup=False)
+    console.print(f"{len(rows)} trials, about {total / 60:.1f} minutes")
     return 0
 
 
 def provenance(env: str, contract: Contract) -> dict[str, Any]:
-    commit = subprocess.run(
-        ["git", "-C", config.ROOT, "rev-parse", "HEAD"], capture_output=True, text=True, check=False
-    ).stdout.strip()
+    git = ["git", "-C", str(config.ROOT), "rev-parse", "HEAD"]
+    commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
     return {
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "env": env,

@@ -66,9 +66,10 @@ def save(contract: Contract, run: store.RunFolder, begin: float, end: float) -> 
         answer = query(contract, request(contract, end - begin, time.monotonic() - end))
     except (OSError, ValueError, subprocess.SubprocessError) as error:
         reason = (getattr(error, "stderr", None) or str(error)).strip().splitlines()[-1:] or ["no answer"]
-        console.print(f"monitoring: no metrics saved: {reason[0]}; the trials are complete", markup=False)
+        console.print(f"monitoring: no metrics saved: {reason[0]}; the trials are complete")
         return
-    add(run, {**answer_span(answer), "series": series(answer["answers"])})
+    span = {"start": answer["start"], "end": answer["end"], "step_seconds": answer["step"]}
+    add(run, {**span, "series": series(answer["answers"])})
 
 
 def request(contract: Contract, seconds: float, ago: float) -> dict[str, Any]:
@@ -79,20 +80,10 @@ def request(contract: Contract, seconds: float, ago: float) -> dict[str, Any]:
 
 
 def query(contract: Contract, job: dict[str, Any]) -> dict[str, Any]:
-    done = subprocess.run(
-        ssh.argv(contract, contract.head, shlex.join(["python3", "-c", QUERY_SCRIPT])),
-        input=json.dumps(job),
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT,
-        check=True,
-    )
+    argv = ssh.argv(contract, contract.head, shlex.join(["python3", "-c", QUERY_SCRIPT]))
+    done = subprocess.run(argv, input=json.dumps(job), capture_output=True, text=True, timeout=TIMEOUT, check=True)
     answer: dict[str, Any] = json.loads(done.stdout)
     return answer
-
-
-def answer_span(answer: dict[str, Any]) -> dict[str, Any]:
-    return {"start": answer["start"], "end": answer["end"], "step_seconds": answer["step"]}
 
 
 def series(answers: dict[str, list[dict[str, Any]]]) -> dict[str, dict[str, list[list[float]]]]:

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from bench.results.trial import Point
 
-console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 150)
+console = Console(highlight=False, markup=False, soft_wrap=True, width=None if sys.stdout.isatty() else 150)
 
 
 class Progress:

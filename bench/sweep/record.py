@@ -138,11 +138,9 @@ def breakdown(ranks: list[RankReport]) -> Breakdown:
 
 
 def stragglers(ranks: list[RankReport]) -> list[str]:
-    compute = {
-        f"{rank.node}/{rank.local_rank}": statistics.median(step.compute for step in rank.steps) for rank in ranks
-    }
-    typical = statistics.median(list(compute.values()))
-    return [name for name, value in compute.items() if value > STRAGGLER * typical]
+    medians = [statistics.median(step.compute for step in rank.steps) for rank in ranks]
+    limit = STRAGGLER * statistics.median(medians)
+    return [f"{rank.node}/{rank.local_rank}" for rank, own in zip(ranks, medians, strict=True) if own > limit]
 
 
 def slowest(ranks: list[RankReport], part: Callable[[Step], float]) -> list[float]:
@@ -178,10 +176,12 @@ def trial(
         )
     if check and emulation:
         ratio = statistics.median(slowest(check.ranks, total)) / statistics.median(steps)
-        emulation = emulation.model_copy(
-            update={"check_scale": check.scale, "check_ratio": ratio, "converged": scale_model.converged(ratio)}
-        )
+        found = {"check_scale": check.scale, "check_ratio": ratio, "converged": scale_model.converged(ratio)}
+        emulation = emulation.model_copy(update=found)
     ring = ring_bytes(point, main.scale) * main.scale * 8 / 1e9
+    bus = interval(slowest(main.ranks, communication), lambda value: ring / value) if point.nodes > 1 else None
+    runs = [main, check] if check else [main]
+    spent = {"warmup": sum(run.warmup_s for run in runs), "measure": sum(run.measure_s for run in runs)}
     return Trial(
         id=point.id,
         point=point,
@@ -193,9 +193,7 @@ def trial(
         step_ms=interval(steps, lambda value: value * 1e3),
         images_per_second=interval(steps, lambda value: images / value),
         breakdown_ms=breakdown(main.ranks),
-        bus_bandwidth_gbps=interval(slowest(main.ranks, communication), lambda value: ring / value)
-        if point.nodes > 1
-        else None,
+        bus_bandwidth_gbps=bus,
         link_gbps=link_share * point.rate_gbps if link_share else None,
         emulation=emulation,
         input=pipeline(main.ranks),
@@ -203,11 +201,7 @@ def trial(
         stragglers=stragglers(main.ranks),
         host_cpu_percent=main.cpu_percent,
         loss=main.losses,
-        timing=Timing(
-            launch=launch_s,
-            warmup=main.warmup_s + (check.warmup_s if check else 0),
-            measure=main.measure_s + (check.measure_s if check else 0),
-        ),
+        timing=Timing(launch=launch_s, **spent),
     )
 
 

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 
 from bench.plan import unfold
 from bench.plan.schema import Plan
-from bench.plan.unfold import PointGroup
+from bench.plan.unfold import PointGroup, Tuned
 from bench.results.store import RunFolder
 from bench.results.trial import Point, Trial
 from bench.sweep import launch as launchers
@@ -21,38 +21,29 @@ from bench.sweep.progress import Progress, console, label
 from bench.worker.protocol import Spec
 from cluster.core import ssh
 from cluster.core.config import layout
-from cluster.core.contract import Contract
 from cluster.core.errors import InfraError, UserError
-from cluster.tuning import Tuning
 
 
 class Sweep:
     """One run of a plan on a cluster."""
 
     def __init__(
-        self,
-        contract: Contract,
-        plan: Plan,
-        folder: RunFolder,
-        executor: Executor,
-        tuned: dict[str, Tuning],
-        link_share: float | None,
-        check: bool,
+        self, plan: Plan, folder: RunFolder, executor: Executor, tuned: Tuned, link_share: float | None, check: bool
     ) -> None:
-        self.contract, self.plan, self.folder, self.check = contract, plan, folder, check
+        self.plan, self.folder, self.check = plan, folder, check
         self.executor, self.tuned, self.link_share = executor, tuned, link_share
-        self.groups = list(unfold.points(plan, contract, tuned))
-        self.names = [name for name, _ in contract.ordered()]
+        self.contract = executor.contract
+        self.groups = list(unfold.points(plan, self.contract, tuned))
+        self.names = [name for name, _ in self.contract.ordered()]
         self.spent = {"launch": 0.0, "warm-up": 0.0, "measure": 0.0}
-        self.shaped = contract.fabrics[contract.active_fabric].shaped
+        self.shaped = self.contract.fabrics[self.contract.active_fabric].shaped
         self.offline: set[str] = set()
 
     def run(self) -> dict[str, float]:
         done = self.folder.done()
         work = unfold.estimate(self.plan, self.groups)
-        present = done & work.keys()
-        if present:
-            console.print(f"{len(present)} of {len(work)} trials are already measured", markup=False)
+        if present := done & work.keys():
+            console.print(f"{len(present)} of {len(work)} trials are already measured")
         pending = [replace(group, points=rest) for group in self.groups if (rest := self.pending(group, done))]
         begin = time.monotonic()
         if pending:
@@ -73,11 +64,10 @@ class Sweep:
 
     def build_spec(self, groups: list[PointGroup], check: bool | None = None, real_time: bool = False) -> Spec:
         check = self.check if check is None else check
-        scalings = [spec.scaling_of(self.plan, group, self.shaped, real_time) for group in groups]
-        launches = [
-            spec.launch_spec(self.plan, group, self.shaped, scaling, check)
-            for group, scaling in zip(groups, scalings, strict=True)
-        ]
+        launches = []
+        for group in groups:
+            scaling = spec.scaling_of(self.plan, group, self.shaped, real_time)
+            launches.append(spec.launch_spec(self.plan, group, self.shaped, scaling, check))
         return Spec(launches, spec.gradients(self.plan, self.plan.models))
 
     def run_group(self, group: PointGroup, file: SpecFile) -> None:
@@ -146,4 +136,4 @@ class Sweep:
         if done.returncode or fetched.returncode:
             raise InfraError(f"--timeline: no timeline was recorded: {last_line(log)}")
         target.write_text(fetched.stdout)
-        console.print(f"timeline of the last point: {target} (bench timeline {target})", markup=False)
+        console.print(f"timeline of the last point: {target} (bench timeline {target})")

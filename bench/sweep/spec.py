@@ -44,14 +44,8 @@ def launch_spec(plan: Plan, group: PointGroup, shaped: bool, scaling: Scaling, c
         for point in group.points
         for twice in ((False, True) if check and is_checked(point, shaped) else (False,))
     ]
-    return LaunchSpec(
-        engine=group.engine,
-        trials=trials,
-        rate_mbit=trials[0].rate_mbit,
-        burst_ms=trials[0].burst_ms,
-        one_thread=emulated(plan),
-        cuda=plan.device == "cuda",
-    )
+    rate, burst, cuda = trials[0].rate_mbit, trials[0].burst_ms, plan.device == "cuda"
+    return LaunchSpec(group.engine, trials, rate_mbit=rate, burst_ms=burst, one_thread=emulated(plan), cuda=cuda)
 
 
 def trial_spec(plan: Plan, point: Point, shaped: bool, scaling: Scaling, twice: bool) -> TrialSpec:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 from rich.table import Table
 
 from bench.plan.schema import Plan
@@ -21,9 +23,9 @@ def efficiency(trial: Trial, trials: list[Trial]) -> float | None:
 
 def show(trials: list[Trial], plan: Plan, spent: dict[str, float], folder: RunFolder) -> None:
     emulated = any(trial.kind == "emulated" for trial in trials)
-    table = Table(title=("EMULATED " if emulated else "") + (plan.title or "results"), title_justify="left")
-    for column in ("engine", "fabric", "nodes", "batch", "images/s", "95%", "step ms", "efficiency", "CPU %", "note"):
-        table.add_column(column)
+    title = ("EMULATED " if emulated else "") + (plan.title or "results")
+    columns = ("engine", "fabric", "nodes", "batch", "images/s", "95%", "step ms", "efficiency", "CPU %", "note")
+    table = Table(*columns, title=title, title_justify="left")
     for trial in trials:
         point, rate, step = trial.point, trial.images_per_second, trial.step_ms
         note = trial.error or ""
@@ -42,19 +44,11 @@ def show(trials: list[Trial], plan: Plan, spent: dict[str, float], folder: RunFo
             note.strip(),
         )
     console.print(table)
-    for theirs in plan.compare:
-        for trial in trials:
-            point = trial.point
-            if (point.fabric, point.nodes, point.batch) == (
-                theirs.fabric,
-                theirs.nodes,
-                theirs.batch,
-            ) and trial.step_ms:
-                ours = trial.step_ms.median
-                console.print(
-                    f"{theirs.fabric}, {theirs.nodes} nodes: {ours:.1f} ms, published {theirs.step_ms:.1f} ms "
-                    f"({ours / theirs.step_ms - 1:+.1%}; {theirs.source})",
-                    markup=False,
-                )
+    for theirs, trial in product(plan.compare, trials):
+        same = all(getattr(trial.point, name) == getattr(theirs, name) for name in ("fabric", "nodes", "batch"))
+        if same and trial.step_ms:
+            ours, published = trial.step_ms.median, theirs.step_ms
+            text = f"{ours:.1f} ms, published {published:.1f} ms ({ours / published - 1:+.1%}; {theirs.source})"
+            console.print(f"{theirs.fabric}, {theirs.nodes} nodes: {text}")
     parts = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in spent.items())
-    console.print(f"time: {parts}. Results: {folder.folder}", markup=False)
+    console.print(f"time: {parts}. Results: {folder.folder}")

@@ -183,9 +183,8 @@ def write(path: Path, fabric: str, settings: Tuning) -> None:
     content = files.mapping(path) if path.exists() else {"tuning": {}}
     content["tuning"][fabric] = settings.model_dump()
     new = path.with_suffix(".new")
-    new.write_text(
-        "# Written by `make tune`. Remove a fabric to return to its default settings.\n" + yaml.safe_dump(content)
-    )
+    head = "# Written by `make tune`. Remove a fabric to return to its default settings.\n"
+    new.write_text(head + yaml.safe_dump(content))
     new.replace(path)
 
 
@@ -230,7 +229,7 @@ def run(args: argparse.Namespace) -> int:
 
     def log(text: str) -> None:
         if not args.json:
-            console.print(text, markup=False)
+            console.print(text)
 
     try:
         result = search(before, tuning.UNTUNED, measure, lambda: deadline - time.monotonic(), log)
@@ -260,20 +259,16 @@ def report(args: argparse.Namespace, fabric: str, result: Result) -> None:
         print(json.dumps(content, indent=1))
         return
     emulated = "EMULATED " if args.device.startswith("emulated:") else ""
-    table = Table(title=f"{emulated}step on {fabric}, {args.model}, batch {args.batch}", title_justify="left")
-    for column in ("", "step ms", "95%", "images/s against defaults", "settings"):
-        table.add_column(column)
+    title = f"{emulated}step on {fabric}, {args.model}, batch {args.batch}"
+    table = Table("", "step ms", "95%", "images/s against defaults", "settings", title=title, title_justify="left")
     for name, row in rows.items():
         low, high = row.interval
         gain = result.defaults.median / row.median
         words = describe(row).partition(": ")[0]
         table.add_row(name, f"{1e3 * row.median:.0f}", f"{1e3 * low:.0f}-{1e3 * high:.0f}", f"x{gain:.2f}", words)
     console.print(table)
-    if result.improved:
-        console.print(f"saved in {tuning.file(args.env)}", markup=False)
-    else:
-        console.print("no candidate was significantly faster than the current settings; nothing changed", markup=False)
+    unchanged = "no candidate was significantly faster than the current settings; nothing changed"
+    console.print(f"saved in {tuning.file(args.env)}" if result.improved else unchanged)
     for effect in effects if args.explain else []:
         values = ", ".join(f"{value}: {ms:.0f} ms" for value, ms in effect["best_ms"].items())
-        text = f"{effect['setting']}: {effect['matters']:.0%} between best and worst value ({values})"
-        console.print(text, markup=False)
+        console.print(f"{effect['setting']}: {effect['matters']:.0%} between best and worst value ({values})")

@@ -8,7 +8,9 @@ import signal
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
+from subprocess import DEVNULL, STDOUT
 
 from cluster.core.errors import InfraError
 
@@ -30,15 +32,9 @@ def run_logged(
         out.write(f"\n$ {' '.join(map(str, argv))}\n")
         out.flush()
         start = out.tell()
-        code = subprocess.run(
-            list(map(str, argv)),
-            stdout=out,
-            stderr=subprocess.STDOUT,
-            stdin=subprocess.DEVNULL,
-            env=dict(env),
-            cwd=cwd,
-            preexec_fn=die_with_parent,
-        ).returncode
+        code = subprocess.call(
+            argv, stdin=DEVNULL, stdout=out, stderr=STDOUT, env=env, cwd=cwd, preexec_fn=die_with_parent
+        )
     with log.open() as written:
         written.seek(start)
         output = written.read()
@@ -51,11 +47,9 @@ def reason(output: str) -> str:
     """The line of a tool's output that says why it failed."""
     lines = [line.strip(" │╷╵|") for line in output.splitlines()]
     lines = [line for line in lines if line]
-    for mark in ("fatal:", "Error:", "FAILED!", "[ERROR]", "error:"):
-        for line in lines:
-            if mark in line:
-                return line[:600]
-    return lines[-1][:600] if lines else "no output"
+    marks = ("fatal:", "Error:", "FAILED!", "[ERROR]", "error:")
+    marked = [line for mark in marks for line in lines if mark in line]
+    return [*marked, *lines[-1:], "no output"][0][:600]
 
 
 def end_leftovers(state_dir: Path) -> int:
@@ -66,17 +60,13 @@ def end_leftovers(state_dir: Path) -> int:
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit() or int(entry.name) in own:
             continue
-        try:
+        with suppress(OSError):
             if wanted in (entry / "environ").read_bytes().split(b"\0"):
                 found.append(int(entry.name))
-        except OSError:
-            continue
     for number, pause in ((signal.SIGTERM, 2.0), (signal.SIGKILL, 1.0)):
         for pid in found:
-            try:
+            with suppress(ProcessLookupError):
                 os.kill(pid, number)
-            except ProcessLookupError:
-                continue
         deadline = time.monotonic() + pause
         while time.monotonic() < deadline and any(Path(f"/proc/{pid}/stat").exists() for pid in found):
             time.sleep(0.05)

@@ -17,13 +17,9 @@ ALIVE = ("-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=4")
 
 def connection_options(known_hosts: str | Path, jump_host: str | None = None, *, accept_new: bool = False) -> list[str]:
     """The options of every connection. accept_new pins the key of a host that is not in known_hosts yet."""
-    values = [
-        f"UserKnownHostsFile={known_hosts}",
-        "GlobalKnownHostsFile=/dev/null",
-        f"StrictHostKeyChecking={'accept-new' if accept_new else 'yes'}",
-        "IdentitiesOnly=yes",
-        *([f"ProxyJump={jump_host}"] if jump_host else []),
-    ]
+    values = [f"UserKnownHostsFile={known_hosts}", "GlobalKnownHostsFile=/dev/null"]
+    values += [f"StrictHostKeyChecking={'accept-new' if accept_new else 'yes'}", "IdentitiesOnly=yes"]
+    values += [f"ProxyJump={jump_host}"] if jump_host else []
     return [word for value in values for word in ("-o", value)]
 
 

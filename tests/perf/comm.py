@@ -76,7 +76,7 @@ def in_turn(variants: dict[str, Callable[[], list[float]]]) -> dict[str, list[fl
 
 def bandwidths(work: Communication, settings: Tuning, case: Case) -> list[float]:
     timed = work.times(settings.engine, settings, [case], SECONDS)[case.id]
-    return [work.bandwidth(settings.engine, case, timed.count, seconds) for seconds in timed.times]
+    return [work.bandwidth(settings.engine, case, seconds) for seconds in timed.times]
 
 
 def large(contract: Contract, goals: Goals) -> None:

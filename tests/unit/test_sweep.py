@@ -198,7 +198,7 @@ def test_scale_factor_grows_with_traffic_and_has_bounds():
 def launches(plan):
     """(fabric, nodes) -> the launch and its part of the spec."""
     folder, executor = store.RunFolder(Path("unused")), executors.SshExecutor(CLUSTER)
-    run = runner.Sweep(CLUSTER, plan, folder, executor, {}, None, check=True)
+    run = runner.Sweep(plan, folder, executor, {}, None, check=True)
     parts = run.build_spec(run.groups).launches
     jobs = [
         run.launch(group, SpecFile("x", "y"), runner.spec.scaling_of(plan, group, run.shaped)) for group in run.groups
@@ -399,7 +399,7 @@ def test_spec_lists_the_gradients_of_a_model_once_for_any_number_of_trials(tmp_p
 
     def size(**changes):
         plan = load(tmp_path, **changes)
-        run = runner.Sweep(CLUSTER, plan, folder, executor, {}, None, check=True)
+        run = runner.Sweep(plan, folder, executor, {}, None, check=True)
         return len(run.build_spec(run.groups).encode())
 
     few, many = size(), size(repeats=5, batches=[32, 64, 96])
