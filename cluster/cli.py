@@ -30,14 +30,12 @@ def make_parser() -> argparse.ArgumentParser:
     def deploy(args: argparse.Namespace) -> None:
         lifecycle.deploy(args.env, args.nodes, args.json)
 
-    def show_config(args: argparse.Namespace) -> int:
-        return preview.show_config(args.env, args.nodes, args.json)
-
+    text = "print the completed cluster.yml; change nothing"
     for command in (
         add("deploy", "create or repair the cluster, configure it and validate it", deploy, json=True),
         add("scale", "change the number of nodes; the remaining nodes keep running", deploy, json=True),
         add("plan", "show what a deploy would change", lambda args: preview.run(args.env, args.nodes)),
-        add("config", "print the completed cluster.yml; change nothing", show_config, json=True),
+        add("config", text, lambda args: preview.show_config(args.env, args.nodes, args.json), json=True),
     ):
         command.add_argument("--nodes", type=int, help="number of nodes, including the head")
     add("status", "state of each node", lambda args: lifecycle.status(args.env, args.json), json=True)

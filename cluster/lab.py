@@ -35,10 +35,9 @@ def prepare(state: State, cluster: Cluster, contract: Contract) -> None:
             ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(state.lab_certificate, state.lab_key, password="")
         except (ssl.SSLError, OSError) as error:
             state.lab_certificate.unlink()
-            raise UserError(
-                f"jupyterlab.certificate: {given.certificate} and {given.key} cannot be used ({error}); "
-                "use a certificate and its key, both PEM, the key without a password"
-            ) from None
+            problem = f"{given.certificate} and {given.key} cannot be used ({error})"
+            fix = "use a certificate and its key, both PEM, the key without a password"
+            raise UserError(f"jupyterlab.certificate: {problem}; {fix}") from None
         return
     address = contract.nodes[contract.head].management_address
     if not is_valid_for(state.lab_certificate, address):

@@ -80,9 +80,8 @@ def measure(nodes, low, high, file):
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--nodes", required=True)
-    parser.add_argument("--fabric", required=True)
-    parser.add_argument("--interface", required=True)
+    for name in ("--nodes", "--fabric", "--interface"):
+        parser.add_argument(name, required=True)
     parser.add_argument("--rate-gbps", type=float, required=True)
     parser.add_argument("--share", default="")
     args = parser.parse_args()

@@ -33,9 +33,9 @@ def check_shard(index: Index, location: Path, shard: Shard, seen: dict[str, str]
     if path.stat().st_size != shard.bytes:
         return [f"{shard.name}: {path.stat().st_size} bytes, {shards.INDEX} has {shard.bytes}"]
     with path.open("rb") as file:
-        if hashlib.file_digest(file, "sha256").hexdigest() != shard.sha256:
-            return [f"{shard.name}: sha256 differs from {shards.INDEX}", *check_members(index, path, shard, seen)]
-    return check_members(index, path, shard, seen)
+        same = hashlib.file_digest(file, "sha256").hexdigest() == shard.sha256
+    damage = [] if same else [f"{shard.name}: sha256 differs from {shards.INDEX}"]
+    return damage + check_members(index, path, shard, seen)
 
 
 def check_members(index: Index, path: Path, shard: Shard, seen: dict[str, str]) -> list[str]:

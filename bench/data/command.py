@@ -78,7 +78,6 @@ def make(args: argparse.Namespace) -> int:
         "source": f"bench data make --images {args.images} --seed {args.seed} --shard-mb {args.shard_mb:g}",
         "classes": standin.CLASSES,
     }
-    folder = writer.Folder(args.out, facts)
 
     def item(number: int) -> writer.Item:
         key, load = standin.key(number), partial(standin.image, args.seed, number)
@@ -88,7 +87,7 @@ def make(args: argparse.Namespace) -> int:
     for first in range(0, args.images, per_shard):
         numbers = range(first, min(first + per_shard, args.images))
         groups.append((f"synthetic-{first // per_shard:06d}.tar", [item(number) for number in numbers]))
-    return build(args, [(folder, groups)], lambda data: None)
+    return build(args, [(writer.Folder(args.out, facts), groups)], lambda data: None)
 
 
 def shard(args: argparse.Namespace) -> int:
@@ -97,9 +96,7 @@ def shard(args: argparse.Namespace) -> int:
     positive(args.shard_mb, "--shard-mb")
     names = imagenet.classes(args.imagenet)
     work = []
-    for split in ("train", "val"):
-        if not (args.imagenet / split).is_dir():
-            continue
+    for split in [name for name in ("train", "val") if (args.imagenet / name).is_dir()]:
         found = imagenet.items(args.imagenet, split, names, args.val_labels)
         facts = {
             "kind": "ImageNet",
@@ -152,9 +149,8 @@ def verify(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps({"ok": not problems, "samples": index.samples, "problems": problems}, indent=1))
     else:
-        for text in problems:
-            print(text)
-        print(f"{len(index.shards)} shards, {index.samples} samples: {len(problems) or 'no'} problems")
+        summary = f"{len(index.shards)} shards, {index.samples} samples: {len(problems) or 'no'} problems"
+        print(*problems, summary, sep="\n")
     return 1 if problems else 0
 
 

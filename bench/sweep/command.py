@@ -66,8 +66,7 @@ def run(args: argparse.Namespace) -> int:
     folder.prepare(plan.model_dump(), provenance(args.env, contract))
     for problem in folder.problems():
         console.print(problem)
-    tuned = tuning.load(args.env)
-    sweep = Sweep(plan, folder, executor, tuned, goodput_share(state), check=not args.no_check)
+    sweep = Sweep(plan, folder, executor, tuning.load(args.env), goodput_share(state), check=not args.no_check)
     before, begin = len(folder.trials()), time.monotonic()
     spent = sweep.run()
     if cluster.features.monitoring and isinstance(executor, executors.SshExecutor) and len(folder.trials()) > before:

@@ -117,9 +117,7 @@ class GpulabExecutor:
             known = ", ".join(GPULAB_ENGINES)
             raise UserError(f"plan.engines: {launch.engine} needs SSH between nodes, which GPULab lacks; use {known}")
         # Each job finds its own interface.
-        environment = {
-            name: value for name, value in launch.environment.items() if not name.endswith(("IFACE", "IFNAME"))
-        }
+        environment = {k: v for k, v in launch.environment.items() if not k.endswith(("IFACE", "IFNAME"))}
         request = {
             "settings": self.provider.section.model_dump(),
             "state_dir": str(self.state.dir),

@@ -71,13 +71,10 @@ class Launch:
         """
         if not self.container:
             return []
+        podman = ["podman", "run", "--rm", "--network=host", "--ipc=host", "--pid=host", "--userns=keep-id"]
         gpus = ["--device=nvidia.com/gpu=all"] if self.cuda else []
         shared = [f"--volume={worker_files.ON_NODE}:{worker_files.ON_NODE}:ro", "--volume=/tmp:/tmp"]
-        return [
-            *("podman", "run", "--rm", "--network=host", "--ipc=host", "--pid=host", "--userns=keep-id", "--env-host"),
-            *(*gpus, *shared),
-            self.container,
-        ]
+        return [*podman, "--env-host", *gpus, *shared, self.container]
 
     @property
     def environment(self) -> dict[str, str]:
@@ -123,11 +120,8 @@ def exports(values: dict[str, str]) -> list[str]:
 
 def horovodrun(launch: Launch) -> list[str]:
     values = [f"{name}={value}" for name, value in launch.environment.items()]
-    return [
-        *("env", *values, HOROVODRUN, "--gloo", "-np", str(launch.processes), "-H", launch.host_list),
-        *("--network-interfaces", launch.interface),
-        *launch.command,
-    ]
+    start = ["env", *values, HOROVODRUN, "--gloo", "-np", str(launch.processes), "-H", launch.host_list]
+    return [*start, "--network-interfaces", launch.interface, *launch.command]
 
 
 def torchrun(launch: Launch) -> list[str]:

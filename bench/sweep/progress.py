@@ -44,10 +44,8 @@ class Progress:
     def __rich__(self) -> Table:
         view = Table.grid(padding=(0, 2))
         left = self.minutes_left()
-        time_left = "estimating" if left is None else f"{left:.1f} min left"
-        view.add_row(
-            f"{self.count}/{self.total}", ProgressBar(total=self.total, completed=self.count, width=30), time_left
-        )
+        bar = ProgressBar(total=self.total, completed=self.count, width=30)
+        view.add_row(f"{self.count}/{self.total}", bar, "estimating" if left is None else f"{left:.1f} min left")
         view.add_row("", self.current, self.state)
         return view
 

@@ -81,10 +81,8 @@ def proof(point: Point, main: TrialDone, check: TrialDone | None, interface: str
             if sent > 0.5 * expected:
                 return traffic, f"traffic went over {nic} on {node}, not over {interface}"
     if not (1 - TOLERANCE) * expected <= total <= (1 + TOLERANCE) * (expected + fixed):
-        return traffic, (
-            f"{interface} sent {total / 1e6:.2f} MB per node and step, expected {expected / 1e6:.2f} MB "
-            f"plus {fixed / 1e6:.2f} MB of negotiation, within {TOLERANCE:.0%}"
-        )
+        wanted = f"{expected / 1e6:.2f} MB plus {fixed / 1e6:.2f} MB of negotiation, within {TOLERANCE:.0%}"
+        return traffic, f"{interface} sent {total / 1e6:.2f} MB per node and step, expected {wanted}"
     return traffic, None
 
 
@@ -211,9 +209,5 @@ def kind_of(point: Point) -> Literal["emulated", "cpu", "cuda"]:
 
 
 def failure(point: Point, error: str, node: str | None, started: str, log: str | None) -> Trial:
-    return Trial.model_validate(
-        {
-            **{"id": point.id, "point": point.model_dump(), "status": "failed", "error": error, "error_node": node},
-            **{"kind": kind_of(point), "started": started, "log": log},
-        }
-    )
+    given = {"id": point.id, "point": point.model_dump(), "kind": kind_of(point), "started": started, "log": log}
+    return Trial.model_validate({**given, "status": "failed", "error": error, "error_node": node})

@@ -44,7 +44,8 @@ class Sweep:
         work = unfold.estimate(self.plan, self.groups)
         if present := done & work.keys():
             console.print(f"{len(present)} of {len(work)} trials are already measured")
-        pending = [replace(group, points=rest) for group in self.groups if (rest := self.pending(group, done))]
+        rest = [(group, tuple(point for point in group.points if point.id not in done)) for group in self.groups]
+        pending = [replace(group, points=points) for group, points in rest if points]
         begin = time.monotonic()
         if pending:
             self.offline = set(self.executor.offline(self.names))
@@ -58,9 +59,6 @@ class Sweep:
                 self.executor.restore(nodes)
         self.spent["other"] = time.monotonic() - begin - sum(self.spent.values())
         return self.spent
-
-    def pending(self, group: PointGroup, done: set[str]) -> tuple[Point, ...]:
-        return tuple(point for point in group.points if point.id not in done)
 
     def build_spec(self, groups: list[PointGroup], check: bool | None = None, real_time: bool = False) -> Spec:
         check = self.check if check is None else check

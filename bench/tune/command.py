@@ -136,10 +136,9 @@ def small_below(contract: Contract, fabric: str, chosen: Tuning) -> int:
         defaults, ours = (work.times(each.engine, each, cases, FIRST_SECONDS / 4) for each in (tuning.UNTUNED, chosen))
     finally:
         work.close()
-    for case in cases:
-        if statistics.median(ours[case.id].times) < statistics.median(defaults[case.id].times):
-            return case.size
-    return cases[-1].size
+    median = statistics.median
+    faster = (case.size for case in cases if median(ours[case.id].times) < median(defaults[case.id].times))
+    return next(faster, cases[-1].size)
 
 
 def describe(candidate: Candidate) -> str:
@@ -200,9 +199,9 @@ class Steps:
         plan = self.plan.model_copy(update={"seconds": seconds})
         group = replace(self.group, engine=engine or settings.engine)
         scaling = spec.Scaling(self.work.scale if spec.emulated(plan) else 1.0)
-        launch_spec = spec.launch_spec(plan, group, self.shaped, scaling, check=False)
-        full_spec = Spec([launch_spec], spec.gradients(plan, plan.models))
-        launch = self.work.launch(group.engine, settings, full_spec, "trials")
+        launches = [spec.launch_spec(plan, group, self.shaped, scaling, check=False)]
+        gradients = spec.gradients(plan, plan.models)
+        launch = self.work.launch(group.engine, settings, Spec(launches, gradients), "trials")
         for event in self.work.events(launch, START_LIMIT + 6 * seconds):
             if isinstance(event, TrialDone):
                 return record.slowest(event.ranks, record.total)
@@ -219,10 +218,9 @@ def run(args: argparse.Namespace) -> int:
         raise UserError("tune: needs at least 2 nodes; run `make scale NODES=4`")
     if args.minutes <= 0:
         raise UserError(f"--minutes {args.minutes:g}: must be greater than 0")
-    plan = Plan(
-        nodes=[len(contract.nodes)], batches=[args.batch], fabrics=[fabric], models=[args.model], device=args.device
-    )
-    check.check(plan, contract, len(contract.nodes), max(node.gpus for node in contract.nodes.values()))
+    count = len(contract.nodes)
+    plan = Plan(nodes=[count], batches=[args.batch], fabrics=[fabric], models=[args.model], device=args.device)
+    check.check(plan, contract, count, max(node.gpus for node in contract.nodes.values()))
     before = tuning.choose(tuning.load(args.env), fabric, contract.fabrics[fabric])
     deadline = time.monotonic() + 60 * args.minutes
     measure = Steps(contract, plan)

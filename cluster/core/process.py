@@ -57,11 +57,9 @@ def end_leftovers(state_dir: Path) -> int:
     wanted = f"{MARKER}={state_dir}".encode()
     own = {os.getpid(), os.getppid()}
     found = []
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit() or int(entry.name) in own:
-            continue
+    for entry in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
-            if wanted in (entry / "environ").read_bytes().split(b"\0"):
+            if int(entry.name) not in own and wanted in (entry / "environ").read_bytes().split(b"\0"):
                 found.append(int(entry.name))
     for number, pause in ((signal.SIGTERM, 2.0), (signal.SIGKILL, 1.0)):
         for pid in found:

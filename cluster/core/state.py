@@ -106,8 +106,7 @@ def control_dir(state_dir: Path) -> Path:
 
 def containers_conf() -> str:
     """podman settings for hosts with hybrid cgroups (runc works, crun refuses) or low hard limits."""
-    files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    processes = resource.getrlimit(resource.RLIMIT_NPROC)[1]
+    files, processes = (resource.getrlimit(kind)[1] for kind in (resource.RLIMIT_NOFILE, resource.RLIMIT_NPROC))
     files = 65536 if files == resource.RLIM_INFINITY else min(files, 65536)
     processes = 32768 if processes == resource.RLIM_INFINITY else min(processes // 2, 32768)
     runtime = "runc" if shutil.which("runc") else "crun"

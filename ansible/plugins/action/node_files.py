@@ -97,24 +97,19 @@ class ActionModule(ActionBase):
 
     def confirm(self, given: dict[str, Any], variables: dict[str, Any]) -> None:
         """Use a new connection: the open one survives any change of the rules."""
-        value = {
-            name: self._templar.template(variables[f"ansible_{name}"])
-            for name in ("ssh_private_key_file", "ssh_common_args", "user", "host")
-        }
-        argv = [
-            *("ssh", "-i", value["ssh_private_key_file"], *shlex.split(value["ssh_common_args"])),
-            *("-o", "ControlMaster=no", "-o", "ControlPath=none", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10"),
-            *(f"{value['user']}@{value['host']}", "sudo -n " + given["confirm"]),
-        ]
+        names = ("ssh_private_key_file", "ssh_common_args", "user", "host")
+        key, options, user, host = (self._templar.template(variables[f"ansible_{name}"]) for name in names)
+        fresh = ["-o", "ControlMaster=no", "-o", "ControlPath=none", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10"]
+        command = "sudo -n " + given["confirm"]
+        argv = ["ssh", "-i", key, *shlex.split(options), *fresh, f"{user}@{host}", command]
         if subprocess.run(argv, capture_output=True, stdin=subprocess.DEVNULL).returncode:
             self._low_level_execute_command(given["undo"], sudoable=True)
             raise AnsibleActionFail(given["unreachable_message"])
 
     def entry(self, given: dict[str, Any], folder: Path | None, task_vars: dict[str, Any]) -> dict[str, Any]:
         if unknown := given.keys() - KNOWN:
-            raise AnsibleActionFail(
-                f"node_files: unknown options {', '.join(sorted(unknown))}; see {Path(__file__).name}"
-            )
+            listed = ", ".join(sorted(unknown))
+            raise AnsibleActionFail(f"node_files: unknown options {listed}; see {Path(__file__).name}")
         return {
             "dest": given["dest"],
             "content": self.content(given, folder, task_vars),
@@ -136,10 +131,9 @@ class ActionModule(ActionBase):
         name = given["template"]
         path = folder / "templates" / name if folder else Path(self._find_needle("templates", name))
         templar = self._templar.copy_with_new_env(searchpath=[str(path.parent)], available_variables=task_vars)
+        source = trust_as_template(path.read_text())
         try:
-            text = templar.template(
-                trust_as_template(path.read_text()), escape_backslashes=False, overrides={"trim_blocks": True}
-            )
+            text = templar.template(source, escape_backslashes=False, overrides={"trim_blocks": True})
         except AnsibleError as error:
             raise AnsibleActionFail(f"{given['template']}: {error}") from error
         # An empty template renders to None.
