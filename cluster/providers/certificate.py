@@ -13,9 +13,8 @@ DOWNLOAD = "download your login certificate from the account portal"
 
 
 def expiry(pem: Path) -> datetime:
-    done = subprocess.run(
-        ["openssl", "x509", "-noout", "-enddate", "-in", pem], capture_output=True, text=True, check=False
-    )
+    argv = ["openssl", "x509", "-noout", "-enddate", "-in", str(pem)]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
     if done.returncode:
         raise ValueError("contains no certificate")
     text = done.stdout.strip().removeprefix("notAfter=")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import time
+from contextlib import suppress
 
 
 def is_ssh(address: str, port: int, timeout: float) -> bool:
@@ -16,11 +17,9 @@ def wait_for(address: str, port: int, seconds: float) -> bool:
     """Try until an SSH server answers or the time is over."""
     deadline = time.monotonic() + seconds
     while True:
-        try:
+        with suppress(OSError):
             if is_ssh(address, port, timeout=2):
                 return True
-        except OSError:
-            pass
         if time.monotonic() > deadline:
             return False
         time.sleep(0.2)

@@ -65,9 +65,8 @@ class Baremetal(Provider):
         if missing := self.hosts_without_key():
             fix = f"run `make adopt ENV={self.state.env}`"
             raise UserError(f"cluster.baremetal.hosts: no pinned host key for {', '.join(missing)}; {fix}")
-        pinned = self.pinned_keys()
-        lines = [f"{self.known_hosts_name(host)} {pinned[host.name]}\n" for host in self.hosts]
-        self.state.known_hosts.write_text("".join(lines))
+        keys = self.pinned_keys()
+        self.state.known_hosts.write_text("".join(f"{self.known_hosts_name(h)} {keys[h.name]}\n" for h in self.hosts))
         answers = self.inspect_hosts()
         for host in self.hosts:
             self.check_host(host, answers[host.name])
@@ -106,8 +105,7 @@ class Baremetal(Provider):
         if not found["python"]:
             raise UserError(f"{where}: python3 is missing; run `apt-get install python3` there")
         if found["name"] != host.name:
-            fix = "use that name in cluster.yml, or change the hostname"
-            raise UserError(f"{where}: its hostname is {found['name']}; {fix}")
+            raise UserError(f"{where}: its hostname is {found['name']}; use it in cluster.yml, or change the hostname")
         present = {tuple(text.split("/")[0].split()) for text in found["addresses"]}
         for fabric, address in host.fabric_addresses.items():
             interface = self.section.networks[fabric].interface

@@ -150,8 +150,7 @@ class Cli:
 
     def own_jobs(self) -> dict[str, str]:
         """Name -> id of this account's latest jobs."""
-        content = json.loads(self.call("jobs", "-U", "-r", "-c", "200"))
-        return {str(job["name"]): str(job["uuid"]) for job in content}
+        return {str(job["name"]): str(job["uuid"]) for job in json.loads(self.call("jobs", "-U", "-r", "-c", "200"))}
 
 
 def cli_error(command: str, output: str) -> UserError | InfraError:

@@ -51,11 +51,10 @@ class Deployment:
         gpulab_cli.validate(found, self.cli.log_file)
         return found
 
-    def probe(self, name: str, digest: str) -> None:
+    def probe(self, name: str, job_command: list[str]) -> None:
         """Run two jobs without a GPU that test whether jobs can reach each other; keep the result."""
         lines: list[str] = []
-        command = [PYTHON, f"{worker_files.ON_NODE}/{digest}", "gpulab_job", "probe"]
-        self.run(f"{name}-probe", Shape(2, 1, 0), command, {}, lines.append)
+        self.run(f"{name}-probe", Shape(2, 1, 0), [*job_command, "probe"], {}, lines.append)
         answers = [line.partition("@probe ")[2] for line in lines if "@probe " in line]
         if not answers:
             raise InfraError(f"the probe jobs ended without a result; their logs are in {self.folder / 'joblogs'}")
@@ -68,13 +67,13 @@ class Deployment:
 
     def create(self, name: str, size: int, gpus: bool, digest: str) -> None:
         shape = job_request.choose_shape(self.section.mode, size, gpus)
-        self.definitions(name, shape, [PYTHON, f"{worker_files.ON_NODE}/{digest}", "gpulab_job"], {})
+        command = [PYTHON, f"{worker_files.ON_NODE}/{digest}", "gpulab_job"]
+        self.definitions(name, shape, command, {})
         if shape.jobs > 1:
-            self.probe(name, digest)
+            self.probe(name, command)
 
     def destroy(self) -> None:
-        if self.ledger.open():
-            cancel_open_jobs(self.cli, self.ledger)
+        cancel_open_jobs(self.cli, self.ledger)
 
 
 def stop_at_end_of_input(stop: threading.Event) -> None:

@@ -11,6 +11,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -152,10 +153,9 @@ class Gang:
         return bool(new)
 
     def failure_reason(self, job: SubmittedJob) -> str:
-        try:
+        log = ""
+        with suppress(InfraError, UserError):
             log = self.cli.log(job.id)
-        except (InfraError, UserError):
-            log = ""
         if any(f"{layout()['worker']}/" in line and "can't open file" in line for line in log.splitlines()):
             return "its image has another version of the worker; run `make training-image`, push it, update cluster.yml"
         return testbed.error_line("\n".join(line for line in log.splitlines() if "@bench" not in line)) or "empty log"

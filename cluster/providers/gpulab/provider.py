@@ -26,10 +26,7 @@ class Gpulab(Provider):
         if mode not in ("1xN", "Nx1"):
             raise UserError(f"MODE={mode}: use 1xN (one job with N GPUs) or Nx1 (N jobs with one GPU each)")
         self.section = self.section.model_copy(update={"mode": mode})
-
-    @property
-    def deployment(self) -> Deployment:
-        return Deployment(self.section, self.state.dir, self.cluster.gpu_model)
+        self.deployment = Deployment(self.section, state.dir, cluster.gpu_model)
 
     def ensure_image(self, progress: Progress) -> str:
         return self.section.image
@@ -41,23 +38,19 @@ class Gpulab(Provider):
             progress("two probe jobs will test whether jobs can reach each other")
 
     def variables(self) -> dict[str, str]:
-        return {
-            "tool": f"{sys.executable} -m cluster.providers.gpulab.deployment",
-            "mode": self.section.mode,
-            "worker": worker_files.digest(),
-        }
+        tool = f"{sys.executable} -m cluster.providers.gpulab.deployment"
+        return {"tool": tool, "mode": self.section.mode, "worker": worker_files.digest()}
 
     def node_states(self, contract: Contract) -> dict[str, NodeState]:
         """Always ready: jobs exist only during a measurement."""
         return {name: NodeState("ready") for name in contract.nodes}
 
     def status_notes(self) -> list[str]:
-        deployment = self.deployment
+        open_jobs, probe_file = self.deployment.ledger.open(), self.deployment.probe_file
         lines = [f"mode {self.section.mode}; jobs exist only during a measurement"]
-        open_jobs = deployment.ledger.open()
         lines += [f"job {name} ({identifier or 'id unknown'}) may be running" for name, identifier in open_jobs.items()]
-        if deployment.probe_file.exists():
-            lines.append(f"probe: {deployment.probe_file.read_text().strip()}")
+        if probe_file.exists():
+            lines.append(f"probe: {probe_file.read_text().strip()}")
         return lines
 
     def remove_leftovers(self) -> None:

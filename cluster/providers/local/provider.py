@@ -26,8 +26,8 @@ class Local(Provider):
     def variables(self) -> dict[str, str]:
         return {"image": self.image_name, "tool": f"{sys.executable} -m {image.NODE_TOOL}"}
 
-    def _node_tool(self, action: str, cluster: str = "", **values: object) -> str:
-        spec = {"cluster": cluster or self.cluster.name, "ssh_port": self.cluster.ports.ssh, **values}
+    def _node_tool(self, action: str, **values: object) -> str:
+        spec = {"cluster": self.cluster.name, "ssh_port": self.cluster.ports.ssh, **values}
         env = self.state.environment() | {"INPUT": json.dumps(spec)}
         argv = [sys.executable, "-m", image.NODE_TOOL, action]
         done = subprocess.run(argv, env=env, capture_output=True, text=True, check=False)

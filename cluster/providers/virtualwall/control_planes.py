@@ -67,14 +67,12 @@ def inventory_logins(text: str, nodes: list[str]) -> dict[str, Login]:
     return rspec.require_logins(found, nodes, "inventory")
 
 
-class Tool:
-    """A control plane's command line, with its own log."""
-
+class ControlPlane:
     def __init__(self, section: sections.VirtualWall, name: str, folder: Path) -> None:
         self.section, self.name, self.log = section, name, folder / f"logs/{section.backend}.log"
 
 
-class Jfed(Tool):
+class Jfed(ControlPlane):
     """java -jar experimenter-cli2.jar --action FILE. FILE contains the password, so it is removed after the call."""
 
     request_file = "request.rspec"
@@ -145,7 +143,7 @@ class Jfed(Tool):
             self.run_action(action, COMMAND_SECONDS, Path(tmp))
 
 
-class Slices(Tool):
+class Slices(ControlPlane):
     """The SLICES CLI, with the credentials of `slices auth login`."""
 
     request_file = "request.json"

@@ -23,7 +23,6 @@ from cluster.providers.virtualwall import rspec
 from cluster.providers.virtualwall.control_planes import CONTROL_PLANES
 from cluster.providers.virtualwall.rspec import Login, Request
 
-FABRIC_INTERFACE = "fabric0"
 SSH_SECONDS = 300
 
 
@@ -124,7 +123,7 @@ class Experiment:
         names = {node: interfaces[lan] for node, interfaces in by_node.items()}
         if len(set(names.values())) == 1:
             return next(iter(names.values()))
-        wanted = FABRIC_INTERFACE if len(self.section.lans) == 1 else f"fab-{lan}"
+        wanted = "fabric0" if len(self.section.lans) == 1 else f"fab-{lan}"
         for node, old in names.items():
             if old == wanted:
                 continue

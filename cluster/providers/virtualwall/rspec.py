@@ -11,6 +11,7 @@ import re
 import xml.etree.ElementTree as ET
 from dataclasses import dataclass
 from itertools import permutations
+from math import inf
 
 from cluster.core.errors import InfraError, UserError
 
@@ -91,12 +92,12 @@ def add_link(root: ET.Element, request: Request, lan: Lan) -> None:
 URN = r"urn:publicid:IDN\+[^+\s]+\+{kind}\+\S+"
 NAME = r"[a-z][a-z0-9-]*"
 END = rf"{NAME}:[a-z0-9]+"
-# element -> (attribute -> pattern, child -> (minimum, maximum)); None: no maximum.
-SCHEMA: dict[str, tuple[dict[str, str], dict[str, tuple[int, int | None]]]] = {
-    "rspec": ({"type": "request", "generated_by": ".+"}, {"node": (1, None), "link": (0, None)}),
+# element -> (attribute -> pattern, child -> (minimum, maximum))
+SCHEMA: dict[str, tuple[dict[str, str], dict[str, tuple[int, float]]]] = {
+    "rspec": ({"type": "request", "generated_by": ".+"}, {"node": (1, inf), "link": (0, inf)}),
     "node": (
         {"client_id": NAME, "component_manager_id": URN.format(kind="authority"), "exclusive": "true"},
-        {"sliver_type": (1, 1), "hardware_type": (1, 1), "interface": (1, None), "ansible_group": (1, None)},
+        {"sliver_type": (1, 1), "hardware_type": (1, 1), "interface": (1, inf), "ansible_group": (1, inf)},
     ),
     "sliver_type": ({"name": "raw-pc"}, {"disk_image": (1, 1)}),
     "disk_image": ({"name": URN.format(kind="image")}, {}),
@@ -106,7 +107,7 @@ SCHEMA: dict[str, tuple[dict[str, str], dict[str, tuple[int, int | None]]]] = {
     "ansible_group": ({"name": NAME}, {}),
     "link": (
         {"client_id": r"lan-[a-z0-9]+"},
-        {"component_manager": (1, 1), "interface_ref": (2, None), "link_type": (1, 1), "property": (2, None)},
+        {"component_manager": (1, 1), "interface_ref": (2, inf), "link_type": (1, 1), "property": (2, inf)},
     ),
     "component_manager": ({"name": URN.format(kind="authority")}, {}),
     "interface_ref": ({"client_id": END}, {}),
@@ -125,8 +126,7 @@ def check(text: str) -> None:
         root = ET.fromstring(text)  # noqa: S314 - our own text, or a user's own file
     except ET.ParseError as error:
         raise UserError(f"RSpec: not XML: {error}") from None
-    problem = schema_problem(root, "rspec", f"/{local_name(root)}") or consistency_problem(root)
-    if problem:
+    if problem := schema_problem(root, "rspec", f"/{local_name(root)}") or consistency_problem(root):
         raise UserError(f"RSpec: {problem}")
 
 
@@ -158,7 +158,7 @@ def schema_problem(element: ET.Element, expected: str, path: str) -> str | None:
         if problem := schema_problem(child, name, f"{path}/{name}[{counts[name]}]"):
             return problem
     for name, (minimum, maximum) in children.items():
-        if counts[name] < minimum or (maximum is not None and counts[name] > maximum):
+        if not minimum <= counts[name] <= maximum:
             limit = minimum if maximum == minimum else f"at least {minimum}"
             return f"{path}: {counts[name]} x {name}, expected {limit}"
     return None
@@ -167,11 +167,9 @@ def schema_problem(element: ET.Element, expected: str, path: str) -> str | None:
 def consistency_problem(root: ET.Element) -> str | None:
     """What a schema cannot express: unique ids and addresses, valid references, one rate per LAN."""
     tag = f"{{{GENI}}}"
-    named = [e for e in root.iter() if e.get("client_id") and local_name(e) != "interface_ref"]
-    for what, found in (
-        ("client_id", [e.get("client_id") for e in named]),
-        ("address", [e.get("address") for e in root.iter(f"{tag}ip")]),
-    ):
+    ids = [e.get("client_id") for e in root.iter() if e.get("client_id") and local_name(e) != "interface_ref"]
+    addresses = [e.get("address") for e in root.iter(f"{tag}ip")]
+    for what, found in (("client_id", ids), ("address", addresses)):
         for value in found:
             if found.count(value) > 1:
                 return f"{what} {value!r} is used more than once"
