@@ -9,7 +9,7 @@ import sys
 import torch
 from torch import nn
 
-from bench.worker import compression, devices, engines
+from bench.worker import compression, devices, engines, rank
 from bench.worker.feed import Feed
 
 STEPS = 8
@@ -71,4 +71,4 @@ def main() -> None:
         }
         print("@bench " + json.dumps(result), flush=True)
     engine.barrier()
-    engine.close()
+    rank.leave(engine)
