@@ -8,6 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from bench.explain import verdict
+from bench.results import runs
+from bench.results.points import tabulate
+
 RUNS = Path(__file__).parents[1] / "fixtures" / "runs"
 ANSWERS: dict[str, dict[str, str]] = json.loads((RUNS / "answers.json").read_text())
 
@@ -24,3 +28,8 @@ def copy(name: str, to: Path, change: Callable[[dict[str, Any]], Any] | None = N
                 lines.append(json.dumps(trial))
         (folder / "trials.jsonl").write_text("".join(f"{line}\n" for line in lines))
     return folder
+
+
+def judged(path: Path) -> verdict.Verdict:
+    run = runs.load(path)
+    return verdict.judge(tabulate(run.trials))
