@@ -106,6 +106,7 @@ def apply(state: State, cluster: Cluster, provider: Provider) -> Contract:
     else:
         provider.remove_leftovers()
     root.apply(provider.repair(known, say) if known else [])
+    root.cluster_file.replace(state.cluster_file)
     return root.output()
 
 

@@ -27,9 +27,7 @@ def run(env: str, nodes: int | None) -> int:
         provider = registry.provider(state, cluster)
         provider.prepare(say)
         provider.ensure_image(say)
-        # The completed file of the last deploy stays: it describes the nodes that run.
-        planned = state.dir / "planned.yml"
-        root = Root(state, cluster, provider, planned)
+        root = Root(state, cluster, provider)
         if cluster.provider == "baremetal":
             # It creates nothing, and the inventory needs its output.
             root.apply([])
@@ -43,5 +41,5 @@ def run(env: str, nodes: int | None) -> int:
             return 0
         lab.prepare(state, cluster, contract)
         say(f"ansible: what would change on {len(contract.nodes)} nodes")
-        print(playbook(state, "site.yml", "--check", "--diff", cluster_file=planned))
+        print(playbook(state, "site.yml", "--check", "--diff", cluster_file=root.cluster_file))
     return 0

@@ -53,9 +53,10 @@ logging.getLogger("python_terraform").propagate = False
 class Root:
     """One Terraform root with the state of one environment."""
 
-    def __init__(self, state: State, cluster: Cluster, provider: Provider, cluster_file: Path | None = None) -> None:
+    def __init__(self, state: State, cluster: Cluster, provider: Provider) -> None:
         self.state, self.cluster, self.provider = state, cluster, provider
-        self.cluster_file = cluster_file or state.cluster_file
+        # Not yet the file of the deployed cluster: what it says may be wrong, and then the next try reads cluster.yml.
+        self.cluster_file = state.dir / "planned.yml"
         self.dir = ROOT / "terraform" / cluster.provider
         # python-terraform passes its own process's environment on.
         os.environ.update(state.environment())
