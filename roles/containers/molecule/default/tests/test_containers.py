@@ -10,7 +10,7 @@ NODES = ("head", "w1")
 def inside():
     """The podman command with which the bench starts a worker."""
     launch = Launch("run", "horovod-mpi", NODES, 1, "", "fabric0", SpecFile("/x", "y"), container=IMAGE)
-    return " ".join(launch.inside)
+    return " ".join(launch.container_command)
 
 
 def test_mpirun_starts_the_bench_in_a_container_on_each_node(nodes):
