@@ -15,7 +15,7 @@ def inside():
 
 def test_mpirun_starts_the_bench_in_a_container_on_each_node(nodes):
     for name in NODES:
-        nodes[name].check_output("mkdir -p /opt/x")
+        nodes[name].check_output("mkdir -p /opt/bench-worker")
     show = "/busybox sh -c 'echo $OMPI_COMM_WORLD_RANK of $(/busybox hostname) has $(/busybox ls /)'"
     done = nodes.as_user("head", f"mpirun -H head:1,w1:1 {inside()} {show}")
     found = sorted(line for line in done.stdout.splitlines() if " has " in line)

@@ -183,7 +183,7 @@ def test_chromium_opens_the_lab_and_shows_the_notebooks(lab, tmp_path):
         assert "/login" in driver.current_url
         driver.get(f"https://{lab.address}:{PORT}/lab?token={lab.token}")
         wanted = {"sweep.ipynb", "plot.ipynb", "train.ipynb"}
-        WebDriverWait(driver, 90).until(
+        WebDriverWait(driver, 180).until(
             lambda page: wanted <= {line for item in page.execute_script(SHOWN) for line in item.splitlines()}
         )
         assert "JupyterLab" in driver.title
