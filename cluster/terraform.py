@@ -119,7 +119,7 @@ def rename_tools(tfstate: Path) -> None:
         for old, new in MOVED_TOOLS.items():
             after = re.sub(old, new, after)
         if after != before:
-            tfstate.write_text(after)
+            write_file(tfstate, after)
 
 
 def read_output(state: State, terraform: Terraform | None = None) -> contract.Contract:

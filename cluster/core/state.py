@@ -92,6 +92,8 @@ def write_file(path: Path, text: str) -> None:
     handle, name = tempfile.mkstemp(dir=path.parent)  # 0600
     with os.fdopen(handle, "w") as file:
         file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
     Path(name).replace(path)
 
 

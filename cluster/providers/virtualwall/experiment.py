@@ -18,6 +18,7 @@ from typing import Any
 
 from cluster.core import sections, ssh
 from cluster.core.errors import InfraError, UserError
+from cluster.core.state import write_file
 from cluster.providers import testbed
 from cluster.providers.virtualwall import rspec
 from cluster.providers.virtualwall.control_planes import CONTROL_PLANES
@@ -35,13 +36,7 @@ class Experiment:
         self.control_plane = CONTROL_PLANES[section.backend](section, name, folder)
 
     def write(self, path: Path, value: dict[str, Any]) -> None:
-        """Replace a file as a whole, so that a kill cannot leave half of it."""
-        part = path.with_suffix(".part")
-        with part.open("w") as file:
-            json.dump(value, file, indent=1)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
+        write_file(path, json.dumps(value, indent=1))
 
     def read_record(self) -> dict[str, Any]:
         """The record of the experiment; empty if there is none."""
