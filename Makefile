@@ -54,6 +54,9 @@ tune: setup ## find and keep the fastest settings of a fabric, in five minutes  
 report: setup ## write the report of a run again   [RUN=folder]
 	@$(VENV)/bench report $(or $(RUN),latest)
 
+example: setup ## open the report of a small run that comes with the package
+	@$(VENV)/bench report --example
+
 explain: setup ## find the weakest link of a run, the next one, and what to change   [RUN=folder]
 	@$(VENV)/bench explain $(or $(RUN),latest)
 

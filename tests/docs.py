@@ -1,6 +1,6 @@
 """Generate what the documents repeat: roles/README.md from each role's meta/argument_specs.yml and tests,
 docs/trials.schema.json and docs/cluster.schema.json from the models of a trial and of cluster.yml, the table in
-docs/sweep.md from the model of a plan, README.md's picture and verdict from the run in docs/example. --check reports
+docs/sweep.md from the model of a plan, README.md's picture and verdict from the run in bench/report/example. --check reports
 what is stale.
 
 The name of a test is the claim that it proves, so the tables contain only tested claims.
@@ -176,7 +176,7 @@ def main() -> int:
     args = parser.parse_args()
     text = HEAD + SCENARIOS + "".join(map(scenarios, roles())) + "".join(map(variables, roles()))
     html, verdict = picture.example()
-    readme = between_marks(README.read_text(), "docs/example/quick", f"> {verdict}", "README.md")
+    readme = between_marks(README.read_text(), "bench/report/example/quick", f"> {verdict}", "README.md")
     wanted = {TARGET: text, SWEEP: plan_table(SWEEP.read_text()), README: readme}
     for name, model in SCHEMAS.items():
         wanted[ROOT / name] = json.dumps(model.model_json_schema(), indent=1) + "\n"

@@ -1,4 +1,4 @@
-"""The picture and the verdict on the front page, from the committed run in docs/example/quick.
+"""The picture and the verdict on the front page, from the example that comes with the package.
 
 A screenshot of report.html, light and dark. Each file names the page it shows by its hash, so that a check needs no
 browser and no comparison of pixels, which depend on the fonts of a machine.
@@ -17,10 +17,11 @@ from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
 from bench.report import page
+from bench.report.command import EXAMPLE
 from bench.results import runs
 
 ROOT = Path(__file__).resolve().parent.parent
-RUN = ROOT / "docs/example/quick"
+RUN = EXAMPLE
 # file -> Chromium's number for the preferred colour scheme
 PICTURES = {ROOT / "docs/images/report-light.png": 1, ROOT / "docs/images/report-dark.png": 0}
 KEY = "sha256 of report.html"

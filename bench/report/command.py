@@ -5,6 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
+import sys
+import webbrowser
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,11 +19,14 @@ if TYPE_CHECKING:
     from bench.results.runs import Run
 
 FORMATS = ("png", "svg")
+EXAMPLE = Path(__file__).parent / "example/quick"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     text = "a run folder, or latest (default); several runs are shown side by side"
     parser.add_argument("run", metavar="RUN", nargs="*", default=["latest"], help=text)
+    text = "write and open the report of a small run that comes with the package (into results/example)"
+    parser.add_argument("--example", action="store_true", help=text)
     parser.add_argument("--out", type=Path, metavar="DIR", help="output folder (default: the run folder)")
     parser.add_argument("--plots", metavar="FORMATS", help="also write each plot: png, svg or png,svg (into DIR/plots)")
     parser.add_argument("--json", action="store_true", help="print the verdict and the files written as JSON")
@@ -41,14 +47,17 @@ class Output:
 def run(args: argparse.Namespace) -> int:
     # The plotting libraries take almost a second to import. `bench --help` does not need them.
     from bench import charts
-    from bench.results import runs
+    from bench.results import runs, store
 
     formats = wanted_formats(args.plots)
-    found = [runs.load(name) for name in ([args.run] if isinstance(args.run, str) else args.run)]
+    if args.example and args.run != ["latest"]:
+        raise UserError(f"--example: it is a run of its own; leave out {' '.join(args.run)} or --example")
+    names = [str(EXAMPLE)] if args.example else args.run
+    found = [runs.load(name) for name in names]
     for one in found:
         runs.print_problems(one)
-    output = one_run(found[0]) if len(found) == 1 else side_by_side(found, args.run)
-    out: Path = args.out or output.folder
+    output = one_run(found[0]) if len(found) == 1 else side_by_side(found, names)
+    out: Path = args.out or (store.RESULTS / "example" if args.example else output.folder)
     try:
         out.mkdir(parents=True, exist_ok=True)
         written = [write(out / "report.html", output.html), write(out / "report.md", output.markdown)]
@@ -60,7 +69,25 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps({**output.summary, "files": [str(path) for path in written]}, indent=2))
     else:
         print(output.text, *(f"wrote {path}" for path in written), sep="\n")
+        if args.example:
+            show(written[0])
     return 0
+
+
+def show(page: Path) -> None:
+    """Open a page in the browser, or print how to look at it from another machine."""
+    # Without a display, webbrowser would start a text browser, which runs no scripts and so draws no plots.
+    display = sys.platform == "darwin" or any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")))
+    if display and webbrowser.open(page.resolve().as_uri()):
+        print(f"opened {page} in the browser")
+        return
+    serve = ["python3", "-m", "http.server", "--bind", "127.0.0.1", "--directory", str(page.resolve().parent), "8000"]
+    print(
+        f"No browser can be opened here. Copy {page.name} to a machine that has one, or serve it:",
+        f"    {shlex.join(serve)}",
+        "and open http://127.0.0.1:8000/report.html there, after ssh -L 8000:127.0.0.1:8000 to this machine.",
+        sep="\n",
+    )
 
 
 def one_run(loaded: Run) -> Output:

@@ -80,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps([trial.model_dump() for trial in trials], indent=1))
     else:
         summary.show(trials, plan, spent, folder)
-        report.run(argparse.Namespace(run=str(folder.folder), out=None, plots=None, json=False))
+        report.run(argparse.Namespace(run=[str(folder.folder)], example=False, out=None, plots=None, json=False))
     return 0 if all(trial.status == "ok" for trial in trials) else 1
 
 

@@ -93,3 +93,11 @@ def test_installed_bench_writes_results_into_the_current_folder(installed: Insta
     added = [str(path.relative_to(installed.site_packages)) for path in installed.files() - before]
     assert not added, f"written into site-packages: {', '.join(sorted(added))}"
     assert (tmp_path / "results/side-by-side/report.html").is_file()
+
+
+def test_installed_bench_brings_the_example(installed: Installed, tmp_path: Path) -> None:
+    before = installed.files()
+    done = installed.run("bench", "report", "--example", "--json", cwd=tmp_path)
+    assert done.returncode == 0, last_line(done)
+    assert "On 1G four emulated P100 nodes" in (tmp_path / "results/example/report.md").read_text()
+    assert installed.files() == before

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from bench.report.command import EXAMPLE
 from cluster.core.config import ROOT
 
 FRONT = [ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
@@ -128,7 +129,7 @@ assert all(picture.shows(path) != picture.digest(changed) for path in pictures)
 assert other != verdict
 """
     run = tmp_path / "quick"
-    shutil.copytree(ROOT / "docs/example/quick", run, ignore=shutil.ignore_patterns("report.*", "plots"))
+    shutil.copytree(EXAMPLE, run)
     trials = (run / "trials.jsonl").read_text().splitlines()
     (run / "trials.jsonl").write_text("\n".join(line for line in trials if '"fabric":"10g"' not in line) + "\n")
     done = subprocess.run([sys.executable, "-c", program, run], cwd=ROOT, capture_output=True, text=True)
