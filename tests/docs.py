@@ -1,7 +1,7 @@
 """Generate what the documents repeat: roles/README.md from each role's meta/argument_specs.yml and tests,
 docs/trials.schema.json and docs/cluster.schema.json from the models of a trial and of cluster.yml, the table in
-docs/sweep.md from the model of a plan, README.md's picture and verdict from the run in bench/report/example. --check reports
-what is stale.
+docs/sweep.md from the model of a plan, README.md's picture and verdict from the example in bench/report. --check
+reports what is stale.
 
 The name of a test is the claim that it proves, so the tables contain only tested claims.
 """
