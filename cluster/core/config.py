@@ -149,7 +149,7 @@ def rename_transports(values: dict[str, Any], label: str) -> None:
 
 
 def versions() -> dict[str, str]:
-    """versions.yml, and torch from the file that pip-compile reads."""
+    """versions.yml, and torch from the file that uv reads."""
     torch = re.search(r"^torch==(\S+)$", files.text(ROOT / "requirements/nodes.in"), re.MULTILINE)
     if not torch:
         raise UserError("requirements/nodes.in: torch: missing; pin it as torch==VERSION")
