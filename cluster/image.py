@@ -14,7 +14,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from cluster import roles, wheelhouse
 from cluster.core import ssh
 from cluster.core.config import ROOT, Cluster, layout, versions
 from cluster.core.process import run_logged
+from cluster.core.progress import Progress
 from cluster.core.state import CACHE, State
 
 BASE_PACKAGES = (
@@ -114,7 +115,7 @@ def name(cluster: Cluster, device: str = "cpu") -> str:
     return f"localhost/horovod-cluster-node:{cluster.os_release}-{node_key(cluster, wheelhouses_in(cluster, device))}"
 
 
-def ensure(state: State, cluster: Cluster, say: Callable[[str], None], device: str = "cpu") -> str:
+def ensure(state: State, cluster: Cluster, say: Progress, device: str = "cpu") -> str:
     """Name of the node image. The image and its base are built if they are missing."""
     image = name(cluster, device)
     if exists(state, image):
@@ -131,7 +132,7 @@ def ensure(state: State, cluster: Cluster, say: Callable[[str], None], device: s
     return image
 
 
-def ensure_base(state: State, release: str, say: Callable[[str], None]) -> str:
+def ensure_base(state: State, release: str, say: Progress) -> str:
     base = f"localhost/horovod-cluster-base:{release}-{base_key(release)}"
     if not exists(state, base):
         say(f"creating a Debian {release} root file system")

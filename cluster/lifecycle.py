@@ -7,8 +7,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,8 @@ from cluster.core import config, files, ssh
 from cluster.core.config import ROOT, Cluster
 from cluster.core.contract import Contract
 from cluster.core.errors import InfraError, UserError
-from cluster.core.process import end_leftovers, run_logged
+from cluster.core.process import PlaybookTasks, end_leftovers, run_logged
+from cluster.core.progress import Progress
 from cluster.core.state import State
 from cluster.providers import registry
 from cluster.providers.base import NodeState, Provider
@@ -28,29 +28,18 @@ from cluster.providers.gpulab.training_image import build
 from cluster.terraform import Root, read_output
 
 console = Console(highlight=False, markup=False, soft_wrap=True)
-STARTED = time.monotonic()
 MISSING = NodeState("missing")
 
 
-def say(text: str) -> None:
-    console.print(f"[{time.monotonic() - STARTED:6.1f} s] {text}")
-
-
-@contextmanager
-def phase(name: str) -> Iterator[None]:
-    say(name)
-    start = time.monotonic()
-    yield
-    say(f"{name}: done in {time.monotonic() - start:.1f} s")
-
-
-def playbook(state: State, name: str, *options: str, cluster_file: Path | None = None) -> str:
+def playbook(state: State, name: str, progress: Progress, *options: str, cluster_file: Path | None = None) -> str:
     # As an extra variable, because group_vars, where cluster.yml is, would win over the inventory.
     file = cluster_file or state.cluster_file
     given: list[str | Path] = ["-i", ROOT / "inventories" / state.env, "-e", f"@{file}", *options]
     env = state.environment() | {"CLUSTER_FILE": str(file)}
     argv = ["ansible-playbook", *given, ROOT / "ansible" / name]
-    return run_logged(argv, state.log("ansible"), env, f"ansible/{name}", cwd=ROOT)
+    with progress.part("ansible", "reading the inventory"):
+        watch = PlaybookTasks(lambda text: progress.now("ansible", text))
+        return run_logged(argv, state.log("ansible"), env, f"ansible/{name}", cwd=ROOT, watch=watch)
 
 
 def count_changes(output: str) -> int:
@@ -62,31 +51,32 @@ def count_changes(output: str) -> int:
 def deploy(env: str, nodes: int | None, as_json: bool) -> None:
     cluster = config.load(env, nodes)
     state = State(env)
+    progress = Progress(env, stderr=as_json)
     if nodes is None and state.tfstate.exists() and registry.PROVIDERS[cluster.provider].has_nodes:
         # A count set with NODES= or by scale stays until another is given.
         with suppress(InfraError):
             cluster = cluster.model_copy(update={"nodes": len(read_output(state).nodes)})
     with state.locked():
         if ended := end_leftovers(state.dir):
-            say(f"stopped {ended} processes of an interrupted run")
+            progress(f"stopped {ended} processes of an interrupted run")
         state.prepare()
         provider = registry.provider(state, cluster)
-        provider.prepare(say)
-        with phase("image"):
-            if not provider.ensure_image(say):
-                say("filling the wheelhouse; Ansible installs everything on the nodes")
+        provider.prepare(progress)
+        with progress.phase("image"):
+            if not provider.ensure_image(progress):
+                progress("filling the wheelhouse; Ansible installs everything on the nodes")
                 wheelhouse.fill(image.wheelhouses_of(cluster), state.log("image"))
-        with phase(f"terraform: {cluster.nodes} nodes"):
-            contract = apply(state, cluster, provider)
-            provider.wait_for_nodes(contract, say)
+        with progress.phase(f"terraform: {cluster.nodes} nodes"):
+            contract = apply(state, cluster, provider, progress)
+            provider.wait_for_nodes(contract, progress)
         if not provider.has_nodes:
-            say(f"{len(contract.nodes)} jobs can be started; next: make bench ENV={env}")
+            progress(f"{len(contract.nodes)} jobs can be started; next: make bench ENV={env}")
             return
         lab.prepare(state, cluster, contract)
-        with phase("ansible: configure"):
-            say(f"ansible changed {count_changes(playbook(state, 'site.yml'))} things")
-        with phase("validate"):
-            playbook(state, "validate.yml")
+        with progress.phase("ansible: configure"):
+            progress(f"ansible changed {count_changes(playbook(state, 'site.yml', progress))} things")
+        with progress.phase("validate"):
+            playbook(state, "validate.yml", progress)
     result = files.mapping(state.validation)
     if as_json:
         print(json.dumps(result, indent=1))
@@ -95,7 +85,7 @@ def deploy(env: str, nodes: int | None, as_json: bool) -> None:
         next_steps(env, contract, cluster.features.jupyterlab)
 
 
-def apply(state: State, cluster: Cluster, provider: Provider) -> Contract:
+def apply(state: State, cluster: Cluster, provider: Provider, progress: Progress) -> Contract:
     """Terraform apply. The provider first reports nodes that have died, which Terraform does not notice."""
     root = Root(state, cluster, provider)
     known = None
@@ -105,7 +95,7 @@ def apply(state: State, cluster: Cluster, provider: Provider) -> Contract:
             known = root.output()
     else:
         provider.remove_leftovers()
-    root.apply(provider.repair(known, say) if known else [])
+    root.apply(provider.repair(known, progress) if known else [])
     root.cluster_file.replace(state.cluster_file)
     return root.output()
 
@@ -191,7 +181,7 @@ def shell(env: str, node: str) -> None:
 
 
 def destroy(env: str) -> None:
-    state = State(env)
+    state, progress = State(env), Progress(env)
     cluster = state.cluster()
     provider = registry.provider(state, cluster)
     with state.locked():
@@ -199,38 +189,38 @@ def destroy(env: str) -> None:
         if state.dir.exists():
             state.prepare()
         if state.tfstate.exists():
-            with phase("terraform destroy"):
+            with progress.phase("terraform destroy"):
                 Root(state, cluster, provider).destroy()
-        with phase("remove leftovers"):
+        with progress.phase("remove leftovers"):
             state.prepare()
             provider.remove_leftovers()
             end_leftovers(state.dir)
             state.remove()
     (state.dir.parent / f"{env}.lock").unlink(missing_ok=True)
-    say(f"ENV={env}: everything is removed")
+    progress(f"ENV={env}: everything is removed")
 
 
 def renew(env: str) -> None:
-    state = State(env)
+    state, progress = State(env), Progress(env)
     with state.locked():
-        say(registry.provider(state, state.cluster()).renew())
+        progress(registry.provider(state, state.cluster()).renew())
 
 
 def training_image(env: str, device: str) -> None:
-    state, cluster = State(env), config.load(env)
+    state, cluster, progress = State(env), config.load(env), Progress(env)
     with state.locked():
         state.prepare()
-        name = build(state, cluster, say, device)
-    say(f"built {name}\n  push it where GPULab can pull it: podman push {name} REGISTRY/horovod-training:1")
-    say("then name it in cluster.gpulab.image")
+        name = build(state, cluster, progress, device)
+    progress(f"built {name}\n  push it where GPULab can pull it: podman push {name} REGISTRY/horovod-training:1")
+    progress("then name it in cluster.gpulab.image")
 
 
 def clean(env: str) -> None:
-    state = State(env)
+    state, progress = State(env), Progress(env)
     with state.locked():
         state.prepare()
         image.clean(state)
-    say("cached images and packages removed")
+    progress("cached images and packages removed")
 
 
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))

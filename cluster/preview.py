@@ -7,8 +7,9 @@ import json
 from cluster import lab
 from cluster.core import config
 from cluster.core.errors import InfraError
+from cluster.core.progress import Progress
 from cluster.core.state import State
-from cluster.lifecycle import playbook, say
+from cluster.lifecycle import playbook
 from cluster.providers import registry
 from cluster.terraform import Root, read_output
 
@@ -21,12 +22,12 @@ def show_config(env: str, nodes: int | None, as_json: bool) -> int:
 
 def run(env: str, nodes: int | None) -> int:
     cluster = config.load(env, nodes)
-    state = State(env)
+    state, progress = State(env), Progress(env)
     with state.locked():
         state.prepare()
         provider = registry.provider(state, cluster)
-        provider.prepare(say)
-        provider.ensure_image(say)
+        provider.prepare(progress)
+        provider.ensure_image(progress)
         root = Root(state, cluster, provider)
         if cluster.provider == "baremetal":
             # It creates nothing, and the inventory needs its output.
@@ -37,9 +38,9 @@ def run(env: str, nodes: int | None) -> int:
         try:
             contract = read_output(state)
         except InfraError:
-            say("ansible: no nodes yet")
+            progress("ansible: no nodes yet")
             return 0
         lab.prepare(state, cluster, contract)
-        say(f"ansible: what would change on {len(contract.nodes)} nodes")
-        print(playbook(state, "site.yml", "--check", "--diff", cluster_file=root.cluster_file))
+        progress(f"ansible: what would change on {len(contract.nodes)} nodes")
+        print(playbook(state, "site.yml", progress, "--check", "--diff", cluster_file=root.cluster_file))
     return 0

@@ -32,6 +32,7 @@ from cluster import lifecycle, tuning
 from cluster.core import files
 from cluster.core.contract import Contract
 from cluster.core.errors import InfraError, UserError
+from cluster.core.progress import Progress
 from cluster.core.state import State
 from cluster.terraform import read_output
 from cluster.tuning import Tuning
@@ -240,7 +241,7 @@ def run(args: argparse.Namespace) -> int:
             chosen = result.winner.settings.model_copy(update={"small_below_bytes": below})
             write(tuning.file(args.env), fabric, chosen)
             if fabric == contract.active_fabric:
-                lifecycle.playbook(state, "site.yml")
+                lifecycle.playbook(state, "site.yml", Progress(args.env, stderr=args.json))
     report(args, fabric, result)
     return 0
 

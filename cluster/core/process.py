@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import signal
-import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from subprocess import DEVNULL, STDOUT
+from subprocess import DEVNULL, STDOUT, Popen, TimeoutExpired
 
 from cluster.core.errors import InfraError
 
@@ -23,24 +23,80 @@ def die_with_parent() -> None:
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
+# Sees each line of a tool's output while the tool runs.
+Watch = Callable[[str], None]
+
+
 def run_logged(
-    argv: Sequence[str | Path], log: Path, env: Mapping[str, str], what: str, cwd: Path | None = None
+    argv: Sequence[str | Path],
+    log: Path,
+    env: Mapping[str, str],
+    what: str,
+    cwd: Path | None = None,
+    watch: Watch | None = None,
 ) -> str:
-    """Run argv with its output appended to log; raise InfraError with the reason when it fails; return the output."""
+    """Run argv with its output appended to log; raise InfraError with the reason when it fails; return the output.
+
+    Tools that run side by side need a log each.
+    """
     log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("a") as out:
-        out.write(f"\n$ {' '.join(map(str, argv))}\n")
+    with log.open("ab") as out:
+        out.write(f"\n$ {' '.join(map(str, argv))}\n".encode())
         out.flush()
         start = out.tell()
-        code = subprocess.call(
-            argv, stdin=DEVNULL, stdout=out, stderr=STDOUT, env=env, cwd=cwd, preexec_fn=die_with_parent
-        )
-    with log.open() as written:
+        process = Popen(argv, stdin=DEVNULL, stdout=out, stderr=STDOUT, env=env, cwd=cwd, preexec_fn=die_with_parent)
+        try:
+            follow(process, log, start, watch)
+        except BaseException:
+            process.kill()
+            process.wait()
+            raise
+    with log.open(errors="replace") as written:
         written.seek(start)
         output = written.read()
-    if code:
-        raise InfraError(f"{what} failed (exit {code}): {reason(output)}; the whole output is in {log}")
+    if process.returncode:
+        raise InfraError(f"{what} failed (exit {process.returncode}): {reason(output)}; the whole output is in {log}")
     return output
+
+
+def follow(process: Popen[bytes], log: Path, start: int, watch: Watch | None) -> None:
+    """Wait for the process, and hand each complete line of its log to watch.
+
+    The log is read, not a pipe: a daemon that a tool leaves behind would hold a pipe open.
+    """
+    if watch is None:
+        process.wait()
+        return
+    with log.open("rb") as lines:
+        lines.seek(start)
+        rest = b""
+        while True:
+            with suppress(TimeoutExpired):
+                process.wait(0.2)
+            ended = process.returncode is not None
+            *complete, rest = re.split(rb"[\r\n]+", rest + lines.read())
+            for line in [*complete, rest] if ended and rest else complete:
+                watch(line.decode(errors="replace"))
+            if ended:
+                return
+
+
+class PlaybookTasks:
+    """For watch: shows the current task of ansible-playbook, and how many nodes have done it."""
+
+    def __init__(self, show: Callable[[str], None]) -> None:
+        self.show, self.task = show, ""
+        self.nodes: set[str] = set()
+
+    def __call__(self, line: str) -> None:
+        if match := re.match(r"(?:TASK|RUNNING HANDLER) \[(.+)\]", line):
+            self.task, self.nodes = match[1].replace(" : ", ": "), set()
+            self.show(self.task)
+        elif match := re.match(r"(?:ok|changed|failed|fatal|skipping|unreachable): \[([^\] ]+)", line):
+            self.nodes.add(match[1])
+            self.show(f"{self.task}, nodes done: {len(self.nodes)}")
+        elif line.startswith("PLAY RECAP"):
+            self.show("")
 
 
 def reason(output: str) -> str:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from cluster.core.config import Cluster
 from cluster.core.contract import Contract
 from cluster.core.errors import UserError
+from cluster.core.progress import Progress
 from cluster.core.state import State
-
-# Prints one line for the user while a command runs.
-Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ from cluster.core import config
 from cluster.core.config import ROOT
 from cluster.core.errors import InfraError, UserError
 from cluster.core.process import die_with_parent, end_leftovers
+from cluster.core.progress import Progress
 from cluster.core.state import CACHE, State
 
 BASE = Path(__file__).resolve().parent
@@ -41,9 +42,7 @@ def images(chosen: list[str]) -> dict[str, str]:
     state = State("molecule")
     state.prepare()
 
-    def say(text: str) -> None:
-        print(f"image: {text}", flush=True)
-
+    progress = Progress("molecule")
     found: dict[str, str] = {}
     for scenario in map(Scenario, chosen):
         for platform in scenario.platforms:
@@ -52,10 +51,10 @@ def images(chosen: list[str]) -> dict[str, str]:
             if variable in found:
                 continue
             if platform["image"] == "base":
-                found[variable] = image.ensure_base(state, scenario.cluster.os_release, say)
+                found[variable] = image.ensure_base(state, scenario.cluster.os_release, progress)
             else:
                 cluster = config.load("local").model_copy(update={"name": "molecule"})
-                found[variable] = image.ensure(state, cluster, say)
+                found[variable] = image.ensure(state, cluster, progress)
     state.remove()
     return found
 

@@ -23,6 +23,7 @@ from standins import virtualwall as standin
 from cluster import image
 from cluster.core import config
 from cluster.core.errors import InfraError
+from cluster.core.progress import Progress
 from cluster.providers.virtualwall import experiment
 
 ENV = "tbvwall"
@@ -41,7 +42,7 @@ class Wall(Environment):
         (folder / "experimenter-cli2.jar").touch()
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", folder / "user_key"], check=True)
         self.state.prepare()
-        built = image.ensure(self.state, config.load("local"), print)
+        built = image.ensure(self.state, config.load("local"), Progress(ENV))
         self.variables |= standin.install(folder / "wall", built, folder / "user_key.pub")
         self.calls = folder / "wall/calls"
 

@@ -16,8 +16,9 @@ from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
 from cluster.core import prices, sections
 from cluster.core.contract import Contract
 from cluster.core.errors import InfraError, UserError
+from cluster.core.progress import Progress
 from cluster.providers import ssh_server
-from cluster.providers.base import Check, NodeState, Progress, Provider
+from cluster.providers.base import Check, NodeState, Provider
 
 TAG = "HorovodCluster"
 CREDENTIALS = "set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or run `aws configure`"

@@ -12,7 +12,8 @@ from typing import Any
 from cluster.core import sections, ssh
 from cluster.core.config import env_dir
 from cluster.core.errors import InfraError, UserError
-from cluster.providers.base import Check, Progress, Provider
+from cluster.core.progress import Progress
+from cluster.providers.base import Check, Provider
 
 # The host's login shell runs this. It prints one JSON object and uses only tools that every Debian has.
 INSPECT = r"""

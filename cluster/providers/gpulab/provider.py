@@ -9,8 +9,9 @@ from cluster.core import sections, worker_files
 from cluster.core.config import Cluster
 from cluster.core.contract import Contract
 from cluster.core.errors import UserError
+from cluster.core.progress import Progress
 from cluster.core.state import State
-from cluster.providers.base import Check, NodeState, Progress, Provider
+from cluster.providers.base import Check, NodeState, Provider
 from cluster.providers.gpulab import cli
 from cluster.providers.gpulab.deployment import Deployment
 from cluster.providers.testbed import certificate_check

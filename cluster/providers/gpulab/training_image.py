@@ -11,8 +11,8 @@ from cluster import image
 from cluster.core import worker_files
 from cluster.core.config import ROOT, Cluster, layout
 from cluster.core.process import run_logged
+from cluster.core.progress import Progress
 from cluster.core.state import State
-from cluster.providers.base import Progress
 
 
 def name(cluster: Cluster, device: str = "cpu") -> str:

@@ -11,7 +11,8 @@ import sys
 from cluster import image
 from cluster.core.contract import Contract
 from cluster.core.errors import InfraError
-from cluster.providers.base import Check, NodeState, Progress, Provider
+from cluster.core.progress import Progress
+from cluster.providers.base import Check, NodeState, Provider
 
 TOOLS = {"podman": "podman", "runc": "runc", "mmdebstrap": "mmdebstrap", "nft": "nftables"}
 

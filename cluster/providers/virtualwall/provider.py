@@ -9,7 +9,8 @@ from pathlib import Path
 from cluster.core import sections
 from cluster.core.contract import Contract
 from cluster.core.errors import InfraError, UserError
-from cluster.providers.base import Check, NodeState, Progress, Provider
+from cluster.core.progress import Progress
+from cluster.providers.base import Check, NodeState, Provider
 from cluster.providers.testbed import certificate_check
 from cluster.providers.virtualwall.experiment import Experiment
 
@@ -66,7 +67,7 @@ class VirtualWall(Provider):
     def checks(self) -> list[Check]:
         found = [certificate_check(self.section.pem, "cluster.virtualwall.pem")] if self.section.pem else []
         try:
-            self.prepare(lambda _: None)
+            self.prepare(Progress(stderr=True))
             found.append(Check(self.section.backend, True, "ready"))
         except (UserError, InfraError) as error:
             found.append(Check(self.section.backend, False, str(error), "see docs/virtualwall.md"))
