@@ -8,6 +8,7 @@ import math
 from typing import Any
 
 from bench import words
+from bench.results import provenance
 from bench.results.points import MergedPoint
 from bench.results.runs import Run, load
 from bench.results.trial import Interval, Point, Record
@@ -103,7 +104,7 @@ def compare(before: Run, after: Run, tolerance: float) -> dict[str, Any]:
         "would_pass": passing_tolerance(worse),
         "only_in_a": missing,
         "only_in_b": added,
-        "differences": differences(before, after),
+        "differences": provenance.differences(before.provenance, after.provenance, (*provenance.TIMES, "nodes")),
         "problems": [f"{run.name}: {text}" for run in (before, after) for text in run.problems],
         "emulated": any(point.family.kind == "emulated" for point in (*a.points, *b.points)),
     }
@@ -122,29 +123,6 @@ def passing_tolerance(worse: list[Pair]) -> float | None:
     deepest = max(-(pair.change or 0.0) for pair in worse)
     # Rounded up with a small margin, so that the printed figure passes.
     return math.ceil(deepest * 1000 + 1e-9) / 1000
-
-
-def differences(before: Run, after: Run) -> list[str]:
-    """Differences between the two environments."""
-    out = []
-    for name in sorted(before.provenance.keys() | after.provenance.keys()):
-        if name in ("created", "finished", "nodes"):
-            continue
-        old, new = before.provenance.get(name), after.provenance.get(name)
-        if isinstance(old, dict) and isinstance(new, dict):
-            for part in sorted(old.keys() | new.keys()):
-                if old.get(part) != new.get(part):
-                    out.append(f"{name}.{part}: {brief(old.get(part))} then {brief(new.get(part))}")
-        elif old != new:
-            out.append(f"{name}: {brief(old)} then {brief(new)}")
-    return out
-
-
-def brief(value: object) -> str:
-    if value is None:
-        return "absent"
-    text = value if isinstance(value, str) else json.dumps(value)
-    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def as_text(report: dict[str, Any]) -> str:

@@ -202,8 +202,9 @@ def cards(report: Report) -> list[dict[str, Any]]:
 
 def sources(run: Run) -> dict[str, str]:
     out = {}
-    for name in ("provenance", "plan", "capacities"):
-        if value := getattr(run, name):
+    parts = {**{name.removesuffix(".json"): content for name, content in run.environments.items()}, "plan": run.plan}
+    for name, value in {**parts, "capacities": run.capacities}.items():
+        if value:
             text = json.dumps(value, indent=2, ensure_ascii=False)
             out[name] = text if len(text) < 100_000 else text[:100_000] + "\n... shortened"
     return out

@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 import sys
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, get_args
 
-from bench.results import store
+from bench.results import provenance, store
 from bench.results.points import Table, tabulate
+from bench.results.provenance import FIRST
 from bench.results.store import TRIALS, read_trials
 from bench.results.trial import Trial
 from cluster.core import files
@@ -26,6 +28,8 @@ class Run:
     trials: list[Trial] = field(default_factory=list)
     plan: dict[str, Any] = field(default_factory=dict)
     provenance: dict[str, Any] = field(default_factory=dict)
+    # Every environment that trials were measured in: name of its file -> content. `provenance` is the last one.
+    environments: dict[str, dict[str, Any]] = field(default_factory=dict)
     capacities: dict[str, Any] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
 
@@ -39,14 +43,14 @@ class Run:
     @property
     def gpu(self) -> str:
         """The GPU model of the nodes, if the provenance names exactly one."""
-        nodes = self.provenance.get("nodes")
-        described = [node for node in nodes.values() if isinstance(node, dict)] if isinstance(nodes, dict) else []
-        found = {str(node.get("gpu_model") or "none") for node in described} - {"none"}
+        clusters = [provenance.get("nodes") for provenance in self.environments.values()]
+        nodes = [node for cluster in clusters if isinstance(cluster, dict) for node in cluster.values()]
+        found = {str(node.get("gpu_model") or "none") for node in nodes if isinstance(node, dict)} - {"none"}
         return found.pop()[:40].upper() if len(found) == 1 else ""
 
     def transport(self, fabric: str) -> str | None:
-        """The transport of a fabric, as the provenance records it."""
-        fabrics = self.provenance.get("fabrics")
+        """The transport of a fabric, as the first provenance records it: later trials record their own."""
+        fabrics = next(iter(self.environments.values()), {}).get("fabrics")
         described = fabrics.get(fabric) if isinstance(fabrics, dict) else None
         found = described.get("transport") if isinstance(described, dict) else None
         return found if found in get_args(TransportName) else None
@@ -97,8 +101,9 @@ def load(text: str | Path, field: str = "RUN") -> Run:
         raise UserError(f"{field}: {text} is not a run: no line in it is a trial; name a run folder or its {TRIALS}")
     run = Run(name=name, folder=folder, trials=trials, problems=problems)
     if file.name == TRIALS:
-        for part in ("plan", "provenance", "capacities"):
-            setattr(run, part, read_object(folder / f"{part}.json", run.problems, needed=part != "capacities"))
+        run.plan = read_object(folder / "plan.json", run.problems)
+        run.capacities = read_object(folder / "capacities.json", run.problems, needed=False)
+        read_environments(run)
         run.add_transports()
     if not trials:
         why = "nothing was measured yet, or it is another program's file"
@@ -112,7 +117,21 @@ def print_problems(run: Run) -> None:
         print(f"bench: {run.name}: {text}", file=sys.stderr)
 
 
-def read_object(path: Path, problems: list[str], needed: bool) -> dict[str, Any]:
+def read_environments(run: Run) -> None:
+    names = {trial.provenance or FIRST: None for trial in run.trials} or {FIRST: None}
+    # A rerun appends its trials, so the last name is the newest.
+    for name in sorted(names, key=lambda name: name != FIRST):
+        run.environments[name] = read_object(run.folder / name, run.problems)
+    run.provenance = run.environments[next(reversed(names))]
+    known = [(name, content) for name, content in run.environments.items() if content]
+    for (first, old), (second, new) in pairwise(known):
+        changed = provenance.differences(old, new)
+        if changed:
+            listed = "; ".join(changed[:3]) + (f" and {len(changed) - 3} more" if len(changed) > 3 else "")
+            run.problems.append(f"trials were measured in different environments ({first}, {second}): {listed}")
+
+
+def read_object(path: Path, problems: list[str], needed: bool = True) -> dict[str, Any]:
     try:
         return files.mapping(path) if needed or path.is_file() else {}
     except UserError as error:

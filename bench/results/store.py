@@ -1,6 +1,7 @@
 """The folder of one run: results/<env>/<run>/ with plan.json, provenance.json, trials.jsonl, logs and step times.
 
-trials.jsonl is append-only and flushed per trial. A rerun skips the trials that it contains.
+trials.jsonl is append-only and flushed per trial. A rerun skips the trials that it contains. A provenance file is
+written once: a sweep in another environment writes provenance-2.json, and each trial names its own.
 """
 
 from __future__ import annotations
@@ -9,15 +10,20 @@ import errno
 import json
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict
+from functools import cached_property
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
+from bench.results import provenance
+from bench.results.provenance import FIRST
 from bench.results.trial import SCHEMA_VERSION, Trial
 from bench.worker.protocol import RankReport
-from cluster.core import paths
+from cluster.core import files, paths
 from cluster.core.errors import InfraError, UserError
 
 RESULTS = paths.RESULTS
@@ -33,16 +39,37 @@ class RunFolder:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.trials_file = folder / TRIALS
+        self.provenance: dict[str, Any] = {}
 
     def prepare(self, plan: dict[str, Any], provenance: dict[str, Any]) -> None:
-        """Create the folder and write plan and provenance."""
+        """Create the folder and write the plan. The provenance is written with the first trial."""
+        self.provenance = provenance
         try:
             (self.folder / "logs").mkdir(parents=True, exist_ok=True)
             (self.folder / "steps").mkdir(exist_ok=True)
-            (self.folder / "plan.json").write_text(json.dumps(plan, indent=1))
-            (self.folder / "provenance.json").write_text(json.dumps(provenance, indent=1))
+            part = self.folder / "plan.json.part"
+            part.write_text(json.dumps(plan, indent=1))
+            part.replace(self.folder / "plan.json")
         except OSError as error:
             raise write_error(self.folder, error) from None
+
+    @cached_property
+    def provenance_file(self) -> str | None:
+        """Name of the file that describes this sweep's environment; a new file if no earlier one does."""
+        if not self.provenance:
+            return None
+        for number in count(1):
+            path = self.folder / (FIRST if number == 1 else f"provenance-{number}.json")
+            if not path.exists():
+                try:
+                    path.write_text(json.dumps(self.provenance, indent=1))
+                except OSError as error:
+                    raise write_error(path, error) from None
+                return path.name
+            with suppress(UserError):
+                if not provenance.differences(files.mapping(path), self.provenance):
+                    return path.name
+        return None
 
     def trials(self) -> list[Trial]:
         """The last record of every trial."""
@@ -56,7 +83,7 @@ class RunFolder:
         return {trial.id for trial in self.trials() if trial.status == "ok"}
 
     def append(self, trial: Trial) -> None:
-        line = trial.model_dump_json() + "\n"
+        line = trial.model_copy(update={"provenance": self.provenance_file}).model_dump_json() + "\n"
         try:
             with self.trials_file.open("ab") as file:
                 start = file.tell()

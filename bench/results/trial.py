@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from bench.results.provenance import PATTERN
 from cluster.core.contract import TransportName
 
 SCHEMA_VERSION = 2
@@ -140,6 +141,11 @@ class Trial(Record):
     timing: Timing | None = None
     log: str | None = Field(default=None, description="path of the log in the run folder")
     step_times: str | None = Field(default=None, description="path of every step of every rank, in the run folder")
+    provenance: str | None = Field(
+        default=None,
+        pattern=PATTERN,
+        description="file in the run folder that describes the environment; provenance.json if not set",
+    )
     loss: list[float] = Field(default_factory=list, description="first and last training loss on real devices")
 
     @model_validator(mode="before")

@@ -16,8 +16,7 @@ from rich.table import Table
 from bench.plan import check, schema, unfold
 from bench.plan.schema import Plan
 from bench.report import command as report
-from bench.results import store
-from bench.sweep import executors, monitoring, summary
+from bench.sweep import executors, monitoring, run_folder, summary
 from bench.sweep.progress import console
 from bench.sweep.runner import Sweep
 from cluster import lifecycle, tuning
@@ -42,6 +41,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     plan = schema.load(args.plan)
+    name = args.run or Path(args.plan).stem
+    run_folder.check_name(name)
     state = State(args.env)
     cluster = state.cluster()
     if args.dry_run:
@@ -51,6 +52,8 @@ def run(args: argparse.Namespace) -> int:
         return dry_run(plan, contract, tuning.load(args.env), args.json)
     if not state.tfstate.exists():
         check.check(plan, None, max(plan.nodes), cluster.gpus_per_node)
+        if not args.fresh:
+            run_folder.open_run(args.env, name, plan)
         console.print(f"nothing is deployed; deploying {max(cluster.nodes, *plan.nodes)} nodes first")
         lifecycle.deploy(args.env, max(cluster.nodes, *plan.nodes), False)
     contract = read_output(state)
@@ -59,10 +62,10 @@ def run(args: argparse.Namespace) -> int:
     contract = executor.contract
     if args.timeline and isinstance(executor, executors.GpulabExecutor):
         raise UserError("--timeline: not available on GPULab; remove it")
-    name = args.run or Path(args.plan).stem + executor.suffix
+    name = args.run or name + executor.suffix
     if args.fresh:
         name += datetime.now(UTC).strftime("-%Y%m%d-%H%M%S")
-    folder = store.RunFolder(store.RESULTS / args.env / name)
+    folder = run_folder.open_run(args.env, name, plan)
     folder.prepare(plan.model_dump(), provenance(args.env, contract))
     for problem in folder.problems():
         console.print(problem)
