@@ -1,20 +1,16 @@
-"""The `bench` command: runs a subcommand and turns our errors into one line and an exit code."""
+"""The `bench` command and its subcommands."""
 
 from __future__ import annotations
 
 import argparse
 import ast
-import errno
 import importlib
 import importlib.util
-import os
-import select
 import sys
 from pathlib import Path
 
 from bench import __version__
-from cluster.core import paths
-from cluster.core.errors import InfraError, UserError
+from cluster.core import entry, paths
 
 # subcommand -> module with configure(parser) and run(args) -> exit code. Imported only when used: start-up stays fast.
 COMMANDS = {
@@ -33,8 +29,6 @@ COMMANDS = {
 }
 # They use Terraform, Ansible or the notebooks. The others work wherever the package is installed.
 NEED_CHECKOUT = {"sweep", "comm", "tune", "jupyter"}
-# 128 + SIGPIPE, as the shell reports it.
-READER_GONE = 141
 
 
 def summary(module: str) -> str:
@@ -45,11 +39,8 @@ def summary(module: str) -> str:
 
 
 def build_parser(argv: list[str]) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="bench",
-        description="Measure, explain and predict how training scales.",
-        epilog="Exit codes: 0 ok, 1 a finding, 2 bad input, 3 infrastructure failure.",
-    )
+    text = "Measure, explain and predict how training scales."
+    parser = entry.Parser(prog="bench", description=text, epilog=entry.EXIT_CODES)
     parser.add_argument("--version", action="version", version=f"bench {__version__}")
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     requested = next((word for word in argv if word in COMMANDS), None)
@@ -73,36 +64,8 @@ def run(argv: list[str]) -> int:
     return code
 
 
-def reader_gone() -> bool:
-    """Whether the program that reads our standard output has ended, as `head` does after ten lines."""
-    poll = select.poll()
-    poll.register(sys.stdout.fileno(), 0)
-    return any(event & select.POLLERR for _, event in poll.poll(0))
-
-
 def main(argv: list[str] | None = None) -> int:
-    try:
-        try:
-            return run(sys.argv[1:] if argv is None else argv)
-        finally:
-            sys.stdout.flush()
-    except (UserError, InfraError) as error:
-        print(f"bench: {error}", file=sys.stderr)
-        return error.exit_code
-    except OSError as error:
-        if isinstance(error, BrokenPipeError) and reader_gone():
-            # Python flushes standard output once more when it exits.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return READER_GONE
-        # Whichever file did not fit: files that are already written stay intact.
-        if error.errno != errno.ENOSPC:
-            raise
-        where = f"{error.filename}: " if error.filename else ""
-        print(f"bench: {where}the disk is full; make room and run the same command again", file=sys.stderr)
-        return InfraError.exit_code
-    except KeyboardInterrupt:
-        print("bench: interrupted", file=sys.stderr)
-        return 130
+    return entry.guard("bench", lambda: run(sys.argv[1:] if argv is None else argv))
 
 
 if __name__ == "__main__":

@@ -7,8 +7,7 @@ import sys
 from collections.abc import Callable
 
 from cluster import artefacts, cost, doctor, lab, lifecycle, preview, price_list
-from cluster.core import paths
-from cluster.core.errors import InfraError, UserError
+from cluster.core import entry, paths
 from cluster.providers.baremetal import adopt
 
 # Runs a command with its options; returns the exit code, or None for 0.
@@ -16,7 +15,8 @@ Run = Callable[[argparse.Namespace], int | None]
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="cluster", description="Deploy, inspect and destroy a Horovod cluster.")
+    text = "Deploy, inspect and destroy a Horovod cluster."
+    parser = entry.Parser(prog="cluster", description=text, epilog=entry.EXIT_CODES)
     parser.add_argument("--env", default="local", help="environment: a folder in inventories/ (default: local)")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
@@ -62,18 +62,15 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def main(argv: list[str] | None = None) -> int:
+def run(argv: list[str] | None) -> int:
     args = make_parser().parse_args(argv)
-    try:
-        paths.require_checkout()
-        return args.run(args) or 0
-    except (UserError, InfraError) as error:
-        print(f"cluster: {error}", file=sys.stderr)
-        return error.exit_code
-    except KeyboardInterrupt:
-        text = "interrupted; `make deploy` continues from here, `make destroy` removes everything"
-        print(f"cluster: {text}", file=sys.stderr)
-        return 130
+    paths.require_checkout()
+    return args.run(args) or 0
+
+
+def main(argv: list[str] | None = None) -> int:
+    interrupted = "interrupted; `make deploy` continues from here, `make destroy` removes everything"
+    return entry.guard("cluster", lambda: run(argv), interrupted)
 
 
 if __name__ == "__main__":

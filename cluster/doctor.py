@@ -6,12 +6,11 @@ import json
 import shutil
 from dataclasses import asdict
 
-from rich.console import Console
-
 from cluster import lifecycle
 from cluster.core import config
 from cluster.core.errors import InfraError, UserError
 from cluster.core.state import State, terraform_binary, terraform_version
+from cluster.core.terminal import Console
 from cluster.providers import registry
 from cluster.providers.base import Check
 from cluster.terraform import read_output

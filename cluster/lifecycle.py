@@ -11,7 +11,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from cluster import image, lab, wheelhouse
@@ -22,6 +21,7 @@ from cluster.core.errors import InfraError, UserError
 from cluster.core.process import PlaybookTasks, end_leftovers, run_logged
 from cluster.core.progress import Progress
 from cluster.core.state import State
+from cluster.core.terminal import Console
 from cluster.providers import registry
 from cluster.providers.base import NodeState, Provider
 from cluster.providers.gpulab.training_image import build

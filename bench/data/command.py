@@ -10,11 +10,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from bench.worker.shards import DataError
 from cluster.core.errors import UserError
+from cluster.core.terminal import Console
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

@@ -7,12 +7,12 @@ import time
 from collections.abc import Collection, Mapping
 from types import TracebackType
 
-from rich.console import Console
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 
 from bench.results.trial import Point
+from cluster.core.terminal import Console
 
 console = Console(highlight=False, markup=False, soft_wrap=True, width=None if sys.stdout.isatty() else 150)
 

@@ -10,6 +10,14 @@ if TYPE_CHECKING:
     from pydantic import ValidationError
 
 PASSED_ON = "failure.json"
+# A message is read on a terminal: what a file or a tool adds to it is cut.
+LONGEST = 1500
+
+
+def bounded(text: str, longest: int = LONGEST) -> str:
+    """One line of limited length."""
+    line = " ".join(text.split())
+    return line if len(line) <= longest else f"{line[: longest // 2]} [...] {line[-longest // 4 :]}"
 
 
 class UserError(Exception):
@@ -27,12 +35,12 @@ class InfraError(Exception):
 def one_line(error: ValidationError, prefix: str) -> str:
     """The first problem of a ValidationError as 'where: what', with the path a user can search for."""
     first = error.errors()[0]
-    where = ".".join([prefix, *(str(part) for part in first["loc"])])
+    where = ".".join([prefix, *(bounded(str(part), 80) for part in first["loc"])])
     text = first["msg"].removeprefix("Value error, ")
-    got = "" if first["type"] in ("missing", "value_error") else f", got {first['input']!r}"
+    got = "" if first["type"] in ("missing", "value_error") else f", got {bounded(repr(first['input']), 80)}"
     if first["type"] == "extra_forbidden":
         text, got = "unknown field; remove it or correct its spelling", ""
-    return f"{where}: {text}{got}".replace("\n", " ")
+    return bounded(f"{where}: {text}{got}", 400)
 
 
 def pass_on(folder: Path, error: UserError | InfraError) -> None:

@@ -13,11 +13,11 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
 from cluster.core.state import CACHE, write_file
+from cluster.core.terminal import Console
 
 # Without a terminal, a line follows the last one after this time. Promised are 15 s; a busy machine wakes us up late.
 PLAIN_SECONDS = 10.0

@@ -14,8 +14,9 @@ UNLIMITED = 10_000
 def columns(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     """A table as text. A column of numbers is aligned to the right."""
     # rich takes a tenth of a second to import, which --json and --help need not pay.
-    from rich.console import Console
     from rich.table import Table
+
+    from cluster.core.terminal import Console
 
     table = Table(box=None, pad_edge=False, padding=(0, 1), header_style="")
     for at, title in enumerate(head):
