@@ -11,6 +11,8 @@ from cluster.core.errors import UserError
 def check(plan: Plan, cluster: Contract | None, available: int, gpus: int) -> None:
     """Raise UserError if the cluster cannot run the plan or a name in it is unknown. gpus: per node."""
     if cluster:
+        if shadowed := [name for name in plan.links if name in cluster.fabrics]:
+            raise UserError(f"plan.links.{shadowed[0]}: the cluster has a fabric of this name; choose another name")
         known = [*cluster.fabrics, *plan.links]
         for fabric in plan.fabrics:
             if fabric not in known:

@@ -64,12 +64,17 @@ def tuning_of(cluster: Contract | None, fabric: str, tuned: Tuned) -> Tuning:
 
 
 def points(plan: Plan, cluster: Contract | None, tuned: Tuned = MappingProxyType({})) -> Iterator[PointGroup]:
-    """One group per launch, ordered for early results: fabric by fabric, in the order of plan.nodes."""
+    """One group per launch, ordered for early results: fabric by fabric, in the order of plan.nodes.
+
+    Each point is there once, even if the plan names it twice: `horovod` is one of the other engines, and strong scaling
+    can round two batches to the same.
+    """
+    seen: set[str] = set()
     for name, fabric, count in product(plan.engines, plan.fabrics, plan.nodes):
         engine = engine_of(plan, cluster, name, fabric, tuned)
         nodes, gpus = (1, count * plan.gpus_per_node) if one_job(cluster) else (count, plan.gpus_per_node)
         inner = product(plan.data, plan.models, plan.compressions, plan.batches, range(plan.repeats))
-        points = tuple(
+        points = [
             Point(
                 fabric=fabric,
                 rate_gbps=rate_of(plan, cluster, fabric),
@@ -85,8 +90,11 @@ def points(plan: Plan, cluster: Contract | None, tuned: Tuned = MappingProxyType
                 transport=transport_of(cluster, fabric),
             )
             for data, model, compression, batch, repeat in inner
-        )
-        yield PointGroup(fabric, nodes, engine, points)
+        ]
+        new = {point.id: point for point in points if point.id not in seen}
+        seen |= new.keys()
+        if new:
+            yield PointGroup(fabric, nodes, engine, tuple(new.values()))
 
 
 def compute_ms(plan: Plan, point: Point) -> tuple[float, str]:

@@ -7,6 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
+from bench.results import settings
 from bench.results.trial import Breakdown, Interval, Trial
 
 MODEL_NAMES = {
@@ -220,6 +221,7 @@ def tabulate(trials: list[Trial], strong: bool = False, gpu: str = "") -> Table:
     table = Table(points=points, failed=[trial for trial in trials if trial.status == "failed"], strong=strong)
     if unmeasured:
         table.notes.append(f"{unmeasured} trials have status ok but no step time; they were left out")
+    table.notes += settings.mixed(trials)
     add_efficiency(table)
     return table
 

@@ -113,6 +113,21 @@ class Timing(Record):
     measure: float
 
 
+class Settings(Record):
+    """What determines a measurement beside its point. A sweep measures again what was measured under other settings."""
+
+    launcher: str = Field(description="usual | torchrun")
+    container: str | None = None
+    seconds: float = Field(description="time limit of the point")
+    burst_ms: float | None = Field(default=None, description="depth of the link's token bucket, from the plan")
+    tuning: dict[str, float | int | str] = Field(description="collectives: Horovod, OpenMPI and NCCL on this fabric")
+    loader: dict[str, bool | int | str] = Field(default_factory=dict, description="input pipeline; empty without one")
+
+
+# A trial that failed has no figures: they would be read as if they counted. Its step times stay in step_times.
+FIGURES = ("step_ms", "images_per_second", "breakdown_ms", "bus_bandwidth_gbps", "link_gbps")
+
+
 class Trial(Record):
     schema_version: int = SCHEMA_VERSION
     id: str
@@ -141,6 +156,7 @@ class Trial(Record):
     timing: Timing | None = None
     log: str | None = Field(default=None, description="path of the log in the run folder")
     step_times: str | None = Field(default=None, description="path of every step of every rank, in the run folder")
+    settings: Settings | None = Field(default=None, description="absent in trials of earlier versions")
     provenance: str | None = Field(
         default=None,
         pattern=PATTERN,
@@ -150,9 +166,11 @@ class Trial(Record):
 
     @model_validator(mode="before")
     @classmethod
-    def from_schema_1(cls, value: Any) -> Any:
-        """Schema 1 had the field traffic under the name transport."""
+    def from_earlier_versions(cls, value: Any) -> Any:
+        """Schema 1 had the field traffic under the name transport, and failed trials had figures."""
         if isinstance(value, dict) and value.get("schema_version") == 1 and "transport" in value:
             value = {**value, "traffic": value["transport"]}
             del value["transport"]
+        if isinstance(value, dict) and value.get("status") == "failed":
+            value = {name: content for name, content in value.items() if name not in FIGURES}
         return value

@@ -107,7 +107,8 @@ class Attempt:
         interface, share = self.launch.interface, self.sweep.link_share
         trial = record.trial(point, main, check, compute, interface, self.launch_s, self.started, share, self.nccl)
         steps = self.sweep.folder.write_steps(point.id, main.ranks)
-        self.sweep.save(trial.model_copy(update={"log": self.log, "step_times": steps}))
+        found = {"log": self.log, "step_times": steps, "settings": self.sweep.settings(point)}
+        self.sweep.save(trial.model_copy(update=found))
         del self.points[point.id]
 
     def fail(self, problem: str) -> None:

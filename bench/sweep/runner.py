@@ -11,7 +11,7 @@ from bench.plan import unfold
 from bench.plan.schema import Plan
 from bench.plan.unfold import PointGroup, Tuned
 from bench.results.store import RunFolder
-from bench.results.trial import Point, Trial
+from bench.results.trial import Point, Settings, Trial
 from bench.sweep import launch as launchers
 from bench.sweep import record, spec
 from bench.sweep.attempt import Attempt, last_line
@@ -40,7 +40,7 @@ class Sweep:
         self.offline: set[str] = set()
 
     def run(self) -> dict[str, float]:
-        done = self.folder.done()
+        done = self.done()
         work = unfold.estimate(self.plan, self.groups)
         if present := done & work.keys():
             console.print(f"{len(present)} of {len(work)} trials are already measured")
@@ -59,6 +59,26 @@ class Sweep:
                 self.executor.restore(nodes)
         self.spent["other"] = time.monotonic() - begin - sum(self.spent.values())
         return self.spent
+
+    def done(self) -> set[str]:
+        """Trials that need not be measured: they succeeded, under the settings of this sweep."""
+        there = {trial.id: trial for trial in self.folder.trials() if trial.status == "ok"}
+        points = [(group, point) for group in self.groups for point in group.points if point.id in there]
+        changed: dict[str, str] = {}
+        for group, point in points:
+            compute = unfold.compute_ms(self.plan, point)[0] if spec.emulated(self.plan) else None
+            scaling = spec.scaling_of(self.plan, group, self.shaped)
+            if found := spec.other_settings(there[point.id], self.settings(point), compute, scaling):
+                changed[point.id] = found[0]
+        if changed:
+            first = next(iter(changed.values()))
+            console.print(f"{len(changed)} trials were measured under other settings ({first}): measuring them again")
+        if unknown := sum(there[point.id].settings is None for _, point in points if point.id not in changed):
+            console.print(f"{unknown} trials of an earlier version do not record their settings and are kept")
+        return there.keys() - changed.keys()
+
+    def settings(self, point: Point) -> Settings:
+        return spec.settings_of(self.plan, point, unfold.tuning_of(self.contract, point.fabric, self.tuned))
 
     def build_spec(self, groups: list[PointGroup], check: bool | None = None, real_time: bool = False) -> Spec:
         check = self.check if check is None else check

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from bench.catalogue import models
 from bench.plan import scale_model, unfold
 from bench.plan.schema import Plan
 from bench.plan.unfold import PointGroup
-from bench.results.trial import Point
+from bench.results.settings import differences as settings_differences
+from bench.results.trial import Point, Settings, Trial
 from bench.worker.protocol import Gradient, InputSpec, LaunchSpec, TrialSpec
+from cluster.tuning import Tuning
 
 
 @dataclass(frozen=True)
@@ -19,6 +21,30 @@ class Scaling:
 
     scale: float = 1.0
     slowdown: float = 1.0
+
+
+def settings_of(plan: Plan, point: Point, tuned: Tuning) -> Settings:
+    """What a trial records beside its point. The tuned engine is in the point; small messages are not sent here."""
+    link = plan.links.get(point.fabric)
+    names = ("data_loader", "data_cores", "data_policy", "data_strict")
+    return Settings(
+        launcher=plan.launcher,
+        container=plan.container,
+        seconds=plan.seconds,
+        burst_ms=link.burst_ms if link else None,
+        tuning=tuned.model_dump(exclude={"engine", "small_below_bytes"}),
+        loader={} if point.data == "synthetic" else {name: getattr(plan, name) for name in names},
+    )
+
+
+def other_settings(trial: Trial, settings: Settings, compute_ms: float | None, scaling: Scaling) -> list[str]:
+    """Under which settings a trial was measured, where they are not those of this sweep."""
+    then: dict[str, float | None] = {}
+    if trial.emulation:
+        then = {name: getattr(trial.emulation, name) for name in ("compute_ms", "slowdown", "scale")}
+    now = {"compute_ms": compute_ms, **asdict(scaling)}
+    changed = [f"{name} {then[name]:g} then {now[name]:g}" for name in then if then[name] != now[name]]
+    return changed + (settings_differences(trial.settings, settings) if trial.settings else [])
 
 
 def emulated(plan: Plan) -> bool:

@@ -28,8 +28,10 @@ def show(trials: list[Trial], plan: Plan, spent: dict[str, float], folder: RunFo
     table = Table(*columns, title=title, title_justify="left")
     for trial in trials:
         point, rate, step = trial.point, trial.images_per_second, trial.step_ms
-        note = trial.error or ""
-        if trial.emulation and trial.emulation.converged is False:
+        note = ""
+        if trial.status == "failed":
+            note = f"FAILED: {trial.error or 'no error text was recorded'}"
+        elif trial.emulation and trial.emulation.converged is False:
             note = f"not converged (x{trial.emulation.check_ratio:.2f} at twice the scale factor)"
         if trial.input and trial.breakdown_ms and step:
             note += f" real data: {trial.breakdown_ms.data_wait / step.median:.0%} wait"
