@@ -8,6 +8,13 @@ CLUSTER := $(VENV)/cluster --env $(ENV)
 export MODE
 COUNT := $(if $(NODES),--nodes $(NODES))
 MAKEFLAGS += --no-print-directory
+NEEDS :=
+# What bin/setup installs besides Python packages; the other targets need nothing else.
+deploy plan status doctor scale shell destroy clean bench comm tune lab adopt renew training-image: NEEDS := nodes
+perf-deploy perf-comm: NEEDS := nodes
+check: NEEDS := check
+docs: NEEDS := browser
+test test-cuda: NEEDS := nodes check browser
 .DEFAULT_GOAL := help
 .PHONY: $(shell sed -n 's/^\([a-z-]*\):.*\#\#.*/\1/p' Makefile)
 
@@ -88,8 +95,8 @@ artefacts: setup ## list every package, wheel, image and file with version and c
 
 ##@ Development (CONTRIBUTING.md)
 
-setup: ## install what the commands need: OS packages, Python packages, Terraform
-	@python3.11 bin/setup
+setup: ## install Python packages into .venv, and the OS packages that the command at hand needs   [PYTHON=]
+	@python3 bin/setup $(NEEDS)
 
 check: setup ## run linters, type checks, unit tests and command-line tests, in under two minutes
 	@$(VENV)/python tests/run.py check
