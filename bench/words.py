@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from datetime import datetime
 from decimal import ROUND_HALF_UP, Decimal
 from typing import Protocol
 
@@ -56,6 +57,17 @@ def fabric_name(name: str, transport: str | None) -> str:
         return "InfiniBand"
     shown = name.upper() if re.fullmatch(r"\d+g", name) else name
     return shown if transport in (None, "tcp") or transport in name.lower() else f"{shown} ({transport})"
+
+
+def age(earlier: str, later: str) -> str:
+    """The time between two moments in ISO format: "3 days before the trial"."""
+    try:
+        seconds = (datetime.fromisoformat(later) - datetime.fromisoformat(earlier)).total_seconds()
+    except (TypeError, ValueError):
+        return f"at {earlier[:40]}"
+    units = ((86400, "day"), (3600, "hour"), (60, "minute"))
+    size, unit = next((pair for pair in units if abs(seconds) >= pair[0]), units[-1])
+    return f"{count(round(abs(seconds) / size), unit)} {'before' if seconds >= 0 else 'after'} the trial"
 
 
 def brief(text: str, most: int = 300) -> str:

@@ -151,6 +151,8 @@ def diagnose_communication(point: MergedPoint, share: str, saturated: bool) -> D
         return Diagnosis("host-cpu", why, more)
     if point.link_gbps is not None and point.link_gbps < LINK_AS_CONFIGURED * point.rate_gbps:
         why = f"the link delivers {words.gbps(point.link_gbps)} of {words.gbps(point.rate_gbps)}"
+        if seen := point.link_evidence:
+            why += f" (measured by the deploy, {words.age(seen.measured, point.trials[-1].started)})"
         return Diagnosis("link", why, "check the cable, the negotiated speed and the MTU before anything else")
     if used is not None and used < LINK_FULL:
         why = f"{exposed}, but the all-reduce uses only {words.percent(used)} of the link"

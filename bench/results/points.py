@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from bench.results import settings
-from bench.results.trial import Breakdown, Interval, Trial
+from bench.results.trial import Breakdown, Interval, LinkEvidence, Trial
 
 MODEL_NAMES = {
     "resnet50": "ResNet-50",
@@ -99,6 +99,10 @@ class MergedPoint:
     def link(self) -> tuple[str, str]:
         """A curve belongs to a fabric and its transport."""
         return (self.fabric, self.transport)
+
+    @property
+    def link_evidence(self) -> LinkEvidence | None:
+        return next((trial.link for trial in reversed(self.trials) if trial.link), None)
 
     @property
     def gpus(self) -> int:
@@ -222,8 +226,21 @@ def tabulate(trials: list[Trial], strong: bool = False, gpu: str = "") -> Table:
     if unmeasured:
         table.notes.append(f"{unmeasured} trials have status ok but no step time; they were left out")
     table.notes += settings.mixed(trials)
+    correct_links(table)
     add_efficiency(table)
     return table
+
+
+def correct_links(table: Table) -> None:
+    """A link carries at least what the trials on it reached, whatever an earlier measurement of it says."""
+    reached: dict[tuple[str, str, float], float] = defaultdict(float)
+    for point in table.points:
+        if point.bus_gbps is not None:
+            key = (*point.link, point.rate_gbps)
+            reached[key] = max(reached[key], point.bus_gbps.median)
+    for point in table.points:
+        if point.link_gbps is not None:
+            point.link_gbps = max(point.link_gbps, reached[(*point.link, point.rate_gbps)])
 
 
 def add_efficiency(table: Table) -> None:

@@ -63,6 +63,14 @@ class Run:
                 point = trial.point.model_copy(update={"transport": found})
                 self.trials[number] = trial.model_copy(update={"point": point})
 
+    def drop_foreign_links(self) -> None:
+        """Earlier versions applied what a deploy measured on the active fabric to every fabric."""
+        for number, trial in enumerate(self.trials):
+            cluster = self.environments.get(trial.provenance or FIRST, {}).get("cluster")
+            active = cluster.get("active_fabric") if isinstance(cluster, dict) else None
+            if active and trial.link is None and trial.point.fabric != active:
+                self.trials[number] = trial.model_copy(update={"link_gbps": None})
+
     @property
     def failed(self) -> list[Trial]:
         return [trial for trial in self.trials if trial.status == "failed"]
@@ -105,6 +113,7 @@ def load(text: str | Path, field: str = "RUN") -> Run:
         run.capacities = read_object(folder / "capacities.json", run.problems, needed=False)
         read_environments(run)
         run.add_transports()
+        run.drop_foreign_links()
     if not trials:
         why = "nothing was measured yet, or it is another program's file"
         run.problems.append(f"{TRIALS} holds no readable trial: {why}")

@@ -113,6 +113,18 @@ class Timing(Record):
     measure: float
 
 
+class LinkEvidence(Record):
+    """A fabric's link as the last deploy measured it. It counts for that fabric only, if the outcome is ok."""
+
+    fabric: str
+    share: float = Field(description="goodput over rate between the slowest pair of ring neighbours")
+    measured: str = Field(description="when; compare with started")
+    outcome: Literal["ok", "warned", "failed"] = Field(description="of the validation")
+
+    def counts_for(self, point: Point) -> bool:
+        return self.outcome == "ok" and self.fabric == point.fabric
+
+
 class Settings(Record):
     """What determines a measurement beside its point. A sweep measures again what was measured under other settings."""
 
@@ -146,8 +158,9 @@ class Trial(Record):
     )
     link_gbps: float | None = Field(
         default=None,
-        description="goodput of the link in the same units: rate times the share measured between ring neighbours",
+        description="goodput of the link in the same units: rate times the share in link, if it counts for this fabric",
     )
+    link: LinkEvidence | None = None
     emulation: Emulation | None = None
     input: Input | None = None
     traffic: Traffic | None = None

@@ -104,8 +104,8 @@ class Attempt:
             return
         main, check = (self.main[point.id], event) if event.check else (event, None)
         compute = unfold.compute_ms(self.sweep.plan, point) if point.device.startswith("emulated:") else None
-        interface, share = self.launch.interface, self.sweep.link_share
-        trial = record.trial(point, main, check, compute, interface, self.launch_s, self.started, share, self.nccl)
+        interface, link = self.launch.interface, self.sweep.link
+        trial = record.trial(point, main, check, compute, interface, self.launch_s, self.started, link, self.nccl)
         steps = self.sweep.folder.write_steps(point.id, main.ranks)
         found = {"log": self.log, "step_times": steps, "settings": self.sweep.settings(point)}
         self.sweep.save(trial.model_copy(update=found))

@@ -16,11 +16,11 @@ from rich.table import Table
 from bench.plan import check, schema, unfold
 from bench.plan.schema import Plan
 from bench.report import command as report
-from bench.sweep import executors, monitoring, run_folder, summary
+from bench.sweep import evidence, executors, monitoring, run_folder, summary
 from bench.sweep.progress import console
 from bench.sweep.runner import Sweep
 from cluster import lifecycle, tuning
-from cluster.core import config, files, worker_files
+from cluster.core import config, worker_files
 from cluster.core.contract import Contract
 from cluster.core.errors import UserError
 from cluster.core.state import State
@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
     folder.prepare(plan.model_dump(), provenance(args.env, contract))
     for problem in folder.problems():
         console.print(problem)
-    sweep = Sweep(plan, folder, executor, tuning.load(args.env), goodput_share(state), check=not args.no_check)
+    sweep = Sweep(plan, folder, executor, tuning.load(args.env), evidence.read(state), check=not args.no_check)
     before, begin = len(folder.trials()), time.monotonic()
     spent = sweep.run()
     if cluster.features.monitoring and isinstance(executor, executors.SshExecutor) and len(folder.trials()) > before:
@@ -119,12 +119,3 @@ def provenance(env: str, contract: Contract) -> dict[str, Any]:
         "cluster": State(env).cluster().model_dump(mode="json"),
         "worker": worker_files.digest(),
     }
-
-
-def goodput_share(state: State) -> float | None:
-    """Goodput over rate of the slowest link in the ring, from the last deploy."""
-    try:
-        validation = files.mapping(state.validation)
-        return float(min(row["gbps"] for row in validation["ring"]) / validation["rate_gbps"])
-    except (UserError, ValueError, KeyError):
-        return None

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from bench.catalogue import models
 from bench.plan import scale_model
-from bench.results.trial import Breakdown, Emulation, Input, Interval, Point, Timing, Traffic, Trial
+from bench.results.trial import Breakdown, Emulation, Input, Interval, LinkEvidence, Point, Timing, Traffic, Trial
 from bench.sweep import nccl_log
 from bench.worker import step_statistics
 from bench.worker.protocol import RankReport, Step, TrialDone, one_bit_bytes
@@ -154,7 +154,7 @@ def trial(
     interface: str,
     launch_s: float,
     started: str,
-    link_share: float | None = None,
+    link: LinkEvidence | None = None,
     nccl: nccl_log.Log | None = None,
 ) -> Trial:
     steps = slowest(main.ranks, total)
@@ -192,7 +192,8 @@ def trial(
         images_per_second=interval(steps, lambda value: images / value),
         breakdown_ms=breakdown(main.ranks),
         bus_bandwidth_gbps=bus,
-        link_gbps=link_share * point.rate_gbps if link_share else None,
+        link_gbps=link.share * point.rate_gbps if link and link.counts_for(point) else None,
+        link=link if link and link.fabric == point.fabric else None,
         emulation=emulation,
         input=pipeline(main.ranks),
         traffic=traffic,

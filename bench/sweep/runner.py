@@ -11,7 +11,7 @@ from bench.plan import unfold
 from bench.plan.schema import Plan
 from bench.plan.unfold import PointGroup, Tuned
 from bench.results.store import RunFolder
-from bench.results.trial import Point, Settings, Trial
+from bench.results.trial import LinkEvidence, Point, Settings, Trial
 from bench.sweep import launch as launchers
 from bench.sweep import record, spec
 from bench.sweep.attempt import Attempt, last_line
@@ -28,10 +28,10 @@ class Sweep:
     """One run of a plan on a cluster."""
 
     def __init__(
-        self, plan: Plan, folder: RunFolder, executor: Executor, tuned: Tuned, link_share: float | None, check: bool
+        self, plan: Plan, folder: RunFolder, executor: Executor, tuned: Tuned, link: LinkEvidence | None, check: bool
     ) -> None:
         self.plan, self.folder, self.check = plan, folder, check
-        self.executor, self.tuned, self.link_share = executor, tuned, link_share
+        self.executor, self.tuned, self.link = executor, tuned, link
         self.contract = executor.contract
         self.groups = list(unfold.points(plan, self.contract, tuned))
         self.names = [name for name, _ in self.contract.ordered()]
