@@ -41,6 +41,9 @@ scale: setup ## change the number of nodes   NODES=n [ENV=]
 shell: setup ## log in to a node   [NODE=w1 ENV=]
 	@$(CLUSTER) shell $(NODE)
 
+env: setup ## copy an environment under a new name, with subnets that are free on this machine   NAME=x [FROM=local]
+	@$(VENV)/cluster env '$(NAME)' --from $(or $(FROM),local)
+
 destroy: setup ## remove every node, network, key and state file   [ENV=]
 	@$(CLUSTER) destroy
 

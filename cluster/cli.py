@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Callable
 
-from cluster import artefacts, cost, doctor, lab, lifecycle, preview, price_list
+from cluster import artefacts, cost, doctor, environment, lab, lifecycle, preview, price_list
 from cluster.core import entry, paths
 from cluster.providers.baremetal import adopt
 
@@ -50,6 +50,10 @@ def make_parser() -> argparse.ArgumentParser:
     text = "address of the cluster's JupyterLab, its certificate and its token file"
     command = add("lab", text, lambda args: lab.run(args.env, args.show_token, args.json), json=True)
     command.add_argument("--show-token", action="store_true", help="print the token itself")
+    text = "copy an environment under a new name, with subnets that are free on this machine"
+    command = add("env", text, lambda args: environment.run(args.name, args.source))
+    command.add_argument("name", nargs="?", default="", help="name of the new environment and of its cluster")
+    command.add_argument("--from", dest="source", default="local", metavar="ENV", help="original (default: local)")
     add("destroy", "remove all nodes, networks, keys and state", lambda args: lifecycle.destroy(args.env))
     add("renew", "extend the reservation of testbed nodes", lambda args: lifecycle.renew(args.env))
     text = "build the container image that GPULab jobs and containers on nodes run"

@@ -181,6 +181,7 @@ def bake(
         "mounts": {str(path): ON_NODE[name] for name, path in wheels.items()},
     }
     network = {"cluster": name, "name": f"{name}-management", "subnet": BUILD_SUBNET, "internal": False}
+    network["state_dir"] = str(state.dir)
     (CACHE / "horovod").mkdir(parents=True, exist_ok=True)
 
     def tool(action: str, value: dict[str, object]) -> None:

@@ -56,11 +56,12 @@ def deploy(env: str, nodes: int | None, as_json: bool) -> None:
         # A count set with NODES= or by scale stays until another is given.
         with suppress(InfraError):
             cluster = cluster.model_copy(update={"nodes": len(read_output(state).nodes)})
+    provider = registry.provider(state, cluster)
+    provider.check()
     with state.locked():
         if ended := end_leftovers(state.dir):
             progress(f"stopped {ended} processes of an interrupted run")
         state.prepare()
-        provider = registry.provider(state, cluster)
         provider.prepare(progress)
         with progress.phase("image"):
             if not provider.ensure_image(progress):

@@ -23,9 +23,10 @@ def show_config(env: str, nodes: int | None, as_json: bool) -> int:
 def run(env: str, nodes: int | None) -> int:
     cluster = config.load(env, nodes)
     state, progress = State(env), Progress(env)
+    provider = registry.provider(state, cluster)
+    provider.check()
     with state.locked():
         state.prepare()
-        provider = registry.provider(state, cluster)
         provider.prepare(progress)
         provider.ensure_image(progress)
         root = Root(state, cluster, provider)

@@ -39,6 +39,9 @@ class Provider:
         # The provider's own section of cluster.yml, which config.load requires; local has none.
         self.section: Any = getattr(cluster, cluster.provider, None)
 
+    def check(self) -> None:
+        """Raise UserError for what cluster.yml requests and this machine or provider cannot give. Change nothing."""
+
     def ensure_image(self, progress: Progress) -> str:
         """Build the image that nodes boot from, if it is missing. Return its name, or "" if Ansible installs it all."""
         return ""

@@ -4,11 +4,12 @@ resource "terraform_data" "network" {
   for_each = local.cluster.networks
 
   input = {
-    cluster  = local.cluster.name
-    name     = "${local.cluster.name}-${each.key}"
-    subnet   = each.value
-    internal = each.key == "fabric"
-    tool     = var.tool
+    cluster   = local.cluster.name
+    name      = "${local.cluster.name}-${each.key}"
+    subnet    = each.value
+    internal  = each.key == "fabric"
+    state_dir = var.state_dir
+    tool      = var.tool
   }
   triggers_replace = [each.value, local.cluster.name]
 

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
 from project import REQUIRED, ROOT, Project, copy_project
+
+# The stand-ins are shared with other tests.
+sys.path.insert(0, str(ROOT / "tests"))
 
 
 @pytest.fixture

@@ -164,7 +164,7 @@ class Scenario:
         return found
 
     def tool(self, action: str, spec: dict[str, Any]) -> None:
-        env = self.state.environment() | {"INPUT": json.dumps(spec)}
+        env = self.state.environment() | {"INPUT": json.dumps({"state_dir": str(self.state.dir), **spec})}
         argv = [sys.executable, "-m", image.NODE_TOOL, action]
         done = subprocess.run(argv, env=env, capture_output=True, text=True)
         if done.returncode:

@@ -52,7 +52,7 @@ class Wall:
             file.write(text + "\n")
 
     def node_tool(self, action: str, **spec: Any) -> None:
-        env = {**os.environ, "INPUT": json.dumps(spec)}
+        env = {**os.environ, "INPUT": json.dumps({"state_dir": str(self.folder), **spec})}
         argv = [sys.executable, "-m", NODE_TOOL, action]
         done = subprocess.run(argv, env=env, capture_output=True, text=True, check=False)
         if done.returncode:
@@ -74,7 +74,6 @@ class Wall:
                 addresses={"management": control[node], "fabric": nodes[node]},
                 ssh_port=22,
                 image=os.environ["STANDIN_IMAGE"],
-                state_dir=str(self.folder),
                 fuse=True,
             )
 

@@ -6,6 +6,7 @@ Terraform runs this module with an action as argument and the resource's input a
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import ipaddress
 import json
 import os
@@ -15,12 +16,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from cluster.core import errors
+from cluster.core.errors import InfraError
 from cluster.providers import ssh_server
+from cluster.providers.local import machine
+from cluster.providers.local.machine import CLUSTER, FINGERPRINT, OWNER, SEED, SEEDS, Network, podman
 
-LABEL = "horovod-cluster"
 BOOT_TIMEOUT = 90
-SEEDS = "seeds"
-SEED = "/var/lib/horovod-cluster-seed"
+# In a node's seed: the node has answered, so that it may hold data.
+CREATED = "created"
 INTERFACES = {"management": "mgmt0", "fabric": "fabric0"}
 # A node runs this before its init. It copies the mounted files, because sshd accepts only files that root owns. It also
 # replaces the addresses that podman assigned: after a plain `podman stop`, podman keeps such an address reserved for
@@ -42,15 +46,6 @@ set_address() {{
 TCP = {"net.ipv4.tcp_congestion_control": "reno", "net.ipv4.tcp_slow_start_after_idle": "0"}
 
 
-def podman(*args: str, check: bool = True) -> str:
-    conf = os.environ.get("CONTAINERS_CONF")
-    sudo = [] if os.geteuid() == 0 else ["sudo", "-n", *([f"CONTAINERS_CONF={conf}"] if conf else [])]
-    done = subprocess.run([*sudo, "podman", *args], capture_output=True, text=True)
-    if check and done.returncode:
-        sys.exit(f"podman {args[0]} failed: {done.stderr.strip() or done.stdout.strip()}")
-    return done.stdout.strip()
-
-
 def update_known_hosts(path: Path, address: str, port: int, key: str | None) -> None:
     """Replace the line of this address. The lock is needed because nodes are created in parallel."""
     host = address if port == 22 else f"[{address}]:{port}"
@@ -67,7 +62,7 @@ def nft(rules: str, check: bool = True) -> None:
     sudo = [] if os.geteuid() == 0 else ["sudo", "-n"]
     done = subprocess.run([*sudo, "nft", "-f", "-"], input=rules, capture_output=True, text=True)
     if check and done.returncode:
-        sys.exit(f"nft failed: {done.stderr.strip()}")
+        raise InfraError(f"nft failed: {done.stderr.strip()}")
 
 
 def nft_table(cluster: str) -> str:
@@ -83,39 +78,76 @@ def isolate(cluster: str, subnet: str) -> None:
     nft(f"table {name}\ndelete table {name}\ntable {name} {{\nchain forward {{\n{chain}\n{rule}\n}}\n}}\n")
 
 
+def owner(spec: dict[str, Any]) -> str:
+    """The state folder; "" for a network that is in the state of an earlier version."""
+    return machine.owner_of(spec["state_dir"]) if "state_dir" in spec else ""
+
+
 def create_network(spec: dict[str, Any]) -> None:
-    podman("network", "rm", "-f", spec["name"], check=False)
-    # podman assigns addresses from the last quarter of the subnet; the nodes' own addresses are below.
-    last_quarter = list(ipaddress.ip_network(spec["subnet"]).subnets(prefixlen_diff=2))[3]
-    podman(
-        *("network", "create", "--disable-dns", "--subnet", spec["subnet"], "--ip-range", str(last_quarter)),
-        *("--label", f"{LABEL}={spec['cluster']}"),
-        *(["--internal"] if spec["internal"] else ["--opt", "isolate=true"]),
-        spec["name"],
-    )
+    """A network of ours that is there already is kept, with its nodes."""
+    found = machine.network(spec["name"], spec["cluster"])
+    if found and found.owner not in ("", owner(spec)):
+        raise InfraError(f"network {found.name} belongs to {found.owner}; write another cluster.name")
+    if found and [str(subnet) for subnet in found.subnets] != [spec["subnet"]]:
+        podman("network", "rm", spec["name"])
+        found = None
+    if not found:
+        # podman assigns addresses from the last quarter of the subnet; the nodes' own addresses are below.
+        last_quarter = list(ipaddress.ip_network(spec["subnet"]).subnets(prefixlen_diff=2))[3]
+        podman(
+            *("network", "create", "--disable-dns", "--subnet", spec["subnet"], "--ip-range", str(last_quarter)),
+            *("--label", f"{CLUSTER}={spec['cluster']}", "--label", f"{OWNER}={owner(spec)}"),
+            *(["--internal"] if spec["internal"] else ["--opt", "isolate=true"]),
+            spec["name"],
+        )
     if not spec["internal"]:
         isolate(spec["cluster"], spec["subnet"])
 
 
 def destroy_network(spec: dict[str, Any]) -> None:
-    podman("network", "rm", "-f", spec["name"], check=False)
+    found = machine.network(spec["name"], spec["cluster"])
+    if found and found.owner not in ("", owner(spec)):
+        return
+    # Never -f, which also removes the containers in it.
+    if found:
+        podman("network", "rm", spec["name"])
     if not spec["internal"]:
         nft(f"delete table {nft_table(spec['cluster'])}", check=False)
+
+
+def fingerprint(spec: dict[str, Any]) -> str:
+    """Of what makes Terraform replace a node, as triggers_replace in terraform/local/main.tf."""
+    values = [spec["cluster"], sorted(spec["addresses"].items()), bool(spec.get("fuse"))]
+    return hashlib.sha256(json.dumps(values).encode()).hexdigest()[:12]
 
 
 def make_seed(folder: Path, authorized: Path, name: str) -> str:
     """Write the node's host key and authorized keys into a folder that is mounted in it; return the public host key."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     key = folder / "ssh_host_ed25519_key"
-    key.unlink(missing_ok=True)
+    for path in (key, folder / CREATED):
+        path.unlink(missing_ok=True)
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", name, "-f", key], check=True)
     shutil.copyfile(authorized, folder / "authorized_keys")
-    return " ".join(key.with_suffix(".pub").read_text().split()[:2])
+    return public_key(folder)
+
+
+def public_key(folder: Path) -> str:
+    return " ".join((folder / "ssh_host_ed25519_key.pub").read_text().split()[:2])
 
 
 def create_node(spec: dict[str, Any]) -> None:
+    """A node of ours that is there already, and is what we want, is kept with its data: Terraform may have lost it."""
     cluster, name, state = spec["cluster"], spec["name"], Path(spec["state_dir"])
-    seed = state / SEEDS / name
+    seed, found = state / SEEDS / name, machine.container(f"{cluster}-{name}")
+    if found and found.owner != owner(spec):
+        raise InfraError(f"container {found.name} belongs to {found.owner}; write another cluster.name")
+    if found and found.fingerprint == fingerprint(spec) and (seed / CREATED).exists():
+        pin(spec, public_key(seed))
+        start_node(spec)
+        return
+    if found:
+        podman("rm", "-f", "-i", "-t", "0", found.name)
     public = make_seed(seed, state / "id_ed25519.pub", name)
     networks = []
     boot = BOOT_SCRIPT
@@ -125,7 +157,9 @@ def create_node(spec: dict[str, Any]) -> None:
         networks += [f"--network={cluster}-{network}:mac={mac},interface_name={INTERFACES[network]}"]
         boot += f"set_address {INTERFACES[network]} {address}\n"
     podman(
-        *("create", "--replace", "--name", f"{cluster}-{name}", "--hostname", name, "--label", f"{LABEL}={cluster}"),
+        *("create", "--name", f"{cluster}-{name}", "--hostname", name),
+        *("--label", f"{CLUSTER}={cluster}", "--label", f"{OWNER}={owner(spec)}"),
+        *("--label", f"{FINGERPRINT}={cluster}-{name} {fingerprint(spec)}"),
         # NET_ADMIN: firewall and shaping inside the node. SYS_ADMIN: FUSE mounts of a share.
         *("--systemd=always", "--cap-add=NET_ADMIN", "--shm-size=1g"),
         *(["--cap-add=SYS_ADMIN", "--device=/dev/fuse"] if spec.get("fuse") else []),
@@ -137,41 +171,54 @@ def create_node(spec: dict[str, Any]) -> None:
         *(f"--volume={source}:{target}:ro" for source, target in spec.get("mounts", {}).items()),
         *(spec["image"], "/bin/sh", "-c", boot + "exec /sbin/init"),
     )
-    update_known_hosts(state / "known_hosts", spec["addresses"]["management"], spec["ssh_port"], public)
+    pin(spec, public)
     start_node(spec)
+    (seed / CREATED).touch()
+
+
+def pin(spec: dict[str, Any], key: str | None) -> None:
+    known_hosts = Path(spec["state_dir"]) / "known_hosts"
+    if key or known_hosts.exists():
+        update_known_hosts(known_hosts, spec["addresses"]["management"], spec["ssh_port"], key)
 
 
 def start_node(spec: dict[str, Any]) -> None:
     name, address, port = f"{spec['cluster']}-{spec['name']}", spec["addresses"]["management"], spec["ssh_port"]
     podman("start", name)
     if not ssh_server.wait_for(address, port, BOOT_TIMEOUT):
-        sys.exit(f"node {name}: no SSH on {address}:{port} after {BOOT_TIMEOUT} s; see `podman logs {name}`")
+        raise InfraError(f"node {name}: no SSH on {address}:{port} after {BOOT_TIMEOUT} s; see `podman logs {name}`")
 
 
 def destroy_node(spec: dict[str, Any]) -> None:
-    podman("rm", "-f", "-i", "-t", "0", f"{spec['cluster']}-{spec['name']}")
+    found = machine.container(f"{spec['cluster']}-{spec['name']}")
+    if found and found.owner == owner(spec):
+        podman("rm", "-f", "-i", "-t", "0", found.name)
     shutil.rmtree(Path(spec["state_dir"]) / SEEDS / spec["name"], ignore_errors=True)
-    known_hosts = Path(spec["state_dir"]) / "known_hosts"
-    if known_hosts.exists():
-        update_known_hosts(known_hosts, spec["addresses"]["management"], spec["ssh_port"], None)
-
-
-def print_states(spec: dict[str, Any]) -> None:
-    """Print node -> {state, since} for every container of the cluster, whatever Terraform's state says."""
-    rows = json.loads(podman("ps", "-a", "--format=json", f"--filter=label={LABEL}={spec['cluster']}") or "[]")
-    prefix = f"{spec['cluster']}-"
-    found = {row["Names"][0].removeprefix(prefix): {"state": row["State"], "since": row["StartedAt"]} for row in rows}
-    print(json.dumps(found))
+    pin(spec, None)
 
 
 def remove_leftovers(spec: dict[str, Any]) -> None:
-    """Remove everything with the cluster's label: a failed create is not in Terraform's state."""
-    labelled = f"--filter=label={LABEL}={spec['cluster']}"
-    for identifier in podman("ps", "-aq", labelled).split():
-        podman("rm", "-f", "-i", "-t", "0", identifier)
-    for network in podman("network", "ls", "-q", labelled).split():
-        podman("network", "rm", "-f", network)
-    nft(f"delete table {nft_table(spec['cluster'])}", check=False)
+    """Remove what the state folder owns, of one cluster or of all: a failed create is not in Terraform's state."""
+    here, cluster = machine.look(), spec.get("cluster")
+    containers = [
+        one for one in here.containers if one.owner == owner(spec) and one.cluster == (cluster or one.cluster)
+    ]
+    for container in containers:
+        podman("rm", "-f", "-i", "-t", "0", container.name)
+    # A network of an earlier version has no owner once its nodes are gone.
+    mine = {cluster, *(one.cluster for one in containers)}
+    networks = [one for one in here.networks if one.cluster and owned(one, owner(spec), mine, cluster)]
+    for network in networks:
+        podman("network", "rm", network.name)
+    others = {one.cluster for one in here.networks} - {one.cluster for one in networks}
+    for name in {*mine, *(one.cluster for one in networks)} - others - {None}:
+        nft(f"delete table {nft_table(str(name))}", check=False)
+
+
+def owned(network: Network, folder: str, clusters: set[Any], cluster: str | None) -> bool:
+    if network.owner:
+        return network.owner == folder and cluster in (None, network.cluster)
+    return network.cluster in clusters
 
 
 ACTIONS = {
@@ -179,10 +226,16 @@ ACTIONS = {
     "destroy-network": destroy_network,
     "create-node": create_node,
     "destroy-node": destroy_node,
-    "states": print_states,
     "start": start_node,
     "remove-leftovers": remove_leftovers,
 }
 
 if __name__ == "__main__":
-    ACTIONS[sys.argv[1]](json.loads(os.environ["INPUT"]))
+    given = json.loads(os.environ["INPUT"])
+    try:
+        ACTIONS[sys.argv[1]](given)
+    except InfraError as error:
+        # Terraform itself would report no more than "local-exec provisioner error".
+        if "state_dir" in given:
+            errors.pass_on(Path(given["state_dir"]), error)
+        sys.exit(str(error))

@@ -7,18 +7,34 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 
 from cluster import image
+from cluster.core import config
 from cluster.core.contract import Contract
-from cluster.core.errors import InfraError
+from cluster.core.errors import InfraError, UserError
 from cluster.core.progress import Progress
+from cluster.core.state import containers_conf
 from cluster.providers.base import Check, NodeState, Provider
+from cluster.providers.local import claims, machine
+from cluster.providers.local.machine import Machine
 
 TOOLS = {"podman": "podman", "runc": "runc", "mmdebstrap": "mmdebstrap", "nft": "nftables"}
 
 
+def look_here() -> Machine:
+    """This machine, with podman settings of our own: no state folder is needed, and none is made."""
+    with tempfile.NamedTemporaryFile("w", suffix=".conf") as conf:
+        conf.write(containers_conf())
+        conf.flush()
+        return machine.look({**os.environ, "CONTAINERS_CONF": conf.name})
+
+
 class Local(Provider):
     image_name = "none"
+
+    def check(self) -> None:
+        claims.check(look_here(), self.state, self.cluster)
 
     def ensure_image(self, progress: Progress) -> str:
         self.image_name = image.ensure(self.state, self.cluster, progress)
@@ -27,17 +43,19 @@ class Local(Provider):
     def variables(self) -> dict[str, str]:
         return {"image": self.image_name, "tool": f"{sys.executable} -m {image.NODE_TOOL}"}
 
-    def _node_tool(self, action: str, **values: object) -> str:
-        spec = {"cluster": self.cluster.name, "ssh_port": self.cluster.ports.ssh, **values}
+    def _node_tool(self, action: str, **values: object) -> None:
+        state = str(self.state.dir)
+        spec = {"cluster": self.cluster.name, "ssh_port": self.cluster.ports.ssh, "state_dir": state, **values}
         env = self.state.environment() | {"INPUT": json.dumps(spec)}
         argv = [sys.executable, "-m", image.NODE_TOOL, action]
         done = subprocess.run(argv, env=env, capture_output=True, text=True, check=False)
         if done.returncode:
             raise InfraError(done.stderr.strip())
-        return done.stdout
 
     def node_states(self, contract: Contract) -> dict[str, NodeState]:
-        return {name: NodeState(**found) for name, found in json.loads(self._node_tool("states")).items()}
+        own = machine.owner_of(self.state.dir)
+        mine = [one for one in look_here().containers if (one.owner, one.cluster) == (own, self.cluster.name)]
+        return {one.node: NodeState(one.state, one.since) for one in mine}
 
     def repair(self, contract: Contract, progress: Progress) -> list[str]:
         replace = []
@@ -54,7 +72,8 @@ class Local(Provider):
         return replace
 
     def remove_leftovers(self) -> None:
-        for name in (self.cluster.name, f"{self.cluster.name}-build"):
+        # By name too: networks of an earlier version have no owner.
+        for name in (None, self.cluster.name, f"{self.cluster.name}-build"):
             self._node_tool("remove-leftovers", cluster=name)
 
     def checks(self) -> list[Check]:
@@ -64,4 +83,14 @@ class Local(Provider):
             found.append(Check(tool, bool(path), path or "not found", f"apt-get install {package}"))
         root = os.geteuid() == 0 or subprocess.run(["sudo", "-n", "true"], capture_output=True).returncode == 0
         detail = "root or sudo without a password" if root else "neither root nor sudo without a password"
-        return [*found, Check("root", root, detail, "run as root")]
+        found.append(Check("root", root, detail, "run as root"))
+        if root and shutil.which("podman"):
+            found.append(self._claims_check())
+        return found
+
+    def _claims_check(self) -> Check:
+        try:
+            self.check()
+        except UserError as error:
+            return Check("name and subnets", False, str(error), f"edit {config.cluster_file(self.state.env)}")
+        return Check("name and subnets", True, "free, or this environment's own")
