@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from cluster import image, roles
-from cluster.core import config, files
+from cluster.core import config, files, locks
 from cluster.core.config import ROOT, Cluster
 from cluster.core.state import CACHE, State
 
@@ -38,10 +38,8 @@ def wheels() -> list[Row]:
         path = ROOT / "requirements" / name
         if not path.exists():
             continue
-        for entry in re.split(r"\n(?=[A-Za-z0-9])", path.read_text()):
-            if match := re.match(r"([A-Za-z0-9_.-]+)==([^\s;\\]+)", entry):
-                sums = re.findall(r"--hash=(sha256:[0-9a-f]{64})", entry)
-                rows.append(row("wheel", match[1], match[2], sums, where))
+        for one in locks.read(path):
+            rows.append(row("wheel", one.requirement.name, one.version, list(one.hashes), where))
     return rows
 
 

@@ -30,6 +30,8 @@ BASE_PACKAGES = (
     *("iputils-ping", "nftables", "ca-certificates", "procps", "kmod", "less"),
 )
 CA_ANCHORS = Path("/usr/local/share/ca-certificates")
+# Given explicitly, because Ubuntu's apt does not trust it.
+KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
 # A module name: Terraform's state must not contain a path that may change.
 NODE_TOOL = "cluster.providers.local.node"
 BUILD_SUBNET = "10.76.255.0/24"
@@ -91,6 +93,7 @@ def wheelhouses_in(cluster: Cluster, device: str) -> list[str]:
 
 def node_variables(state: State, cluster: Cluster) -> dict[str, object]:
     """Variables of the install halves, for the builder and for deployed nodes."""
+    release = cluster.os_release
     return {
         "state_dir": str(state.dir),
         "versions": versions(),
@@ -98,10 +101,10 @@ def node_variables(state: State, cluster: Cluster) -> dict[str, object]:
         "cluster_roles": roles.active(cluster),
         "node_key": node_key(cluster),
         "shared_storage_backend": cluster.storage.backend,
-        "wheelhouse": str(wheelhouse.folder("horovod")),
-        "wheelhouse_cuda": str(wheelhouse.folder("horovod-cuda")),
-        "wheelhouse_nccl": str(wheelhouse.folder("nccl")),
-        "wheelhouse_jupyterlab": str(wheelhouse.folder("jupyterlab")),
+        "wheelhouse": str(wheelhouse.folder("horovod", release)),
+        "wheelhouse_cuda": str(wheelhouse.folder("horovod-cuda", release)),
+        "wheelhouse_nccl": str(wheelhouse.folder("nccl", release)),
+        "wheelhouse_jupyterlab": str(wheelhouse.folder("jupyterlab", release)),
         "horovod_wheel_cache": str(CACHE / "horovod"),
     }
 
@@ -126,7 +129,7 @@ def ensure(state: State, cluster: Cluster, say: Progress, device: str = "cpu") -
         base = ensure_base(state, cluster.os_release, say)
         log = state.log("image")
         say("filling the wheelhouse")
-        wheels = wheelhouse.fill(wheelhouses_in(cluster, device), log)
+        wheels = wheelhouse.fill(wheelhouses_in(cluster, device), cluster.os_release, log)
         say("installing the roles; Horovod is compiled unless its wheel is cached")
         bake(state, cluster, base, image, {"horovod_device": device}, wheels, log)
     return image
@@ -163,7 +166,15 @@ def make_base(state: State, release: str, image: str, log: Path) -> None:
             hooks = [f"copy-in {' '.join(map(str, CA_ANCHORS.glob('*.crt')))} {CA_ANCHORS}", *hooks]
             hooks.append('chroot "$1" update-ca-certificates')
         options = [f"--include={','.join(BASE_PACKAGES)}", *(f"--customize-hook={hook}" for hook in hooks)]
-        argv: list[str | Path] = [*sudo(), "mmdebstrap", "--variant=minbase", *options, release, tar]
+        argv: list[str | Path] = [
+            *sudo(),
+            "mmdebstrap",
+            "--variant=minbase",
+            f"--keyring={KEYRING}",
+            *options,
+            release,
+            tar,
+        ]
         run_logged(argv, log, state.environment(), "mmdebstrap")
         run_logged([*sudo(), "podman", "import", "--quiet", tar, image], log, state.environment(), "podman import")
 

@@ -56,6 +56,7 @@ def deploy(env: str, nodes: int | None, as_json: bool) -> None:
         # A count set with NODES= or by scale stays until another is given.
         with suppress(InfraError):
             cluster = cluster.model_copy(update={"nodes": len(read_output(state).nodes)})
+    wheelhouse.check(image.wheelhouses_of(cluster), cluster.os_release)
     provider = registry.provider(state, cluster)
     provider.check()
     with state.locked():
@@ -66,7 +67,7 @@ def deploy(env: str, nodes: int | None, as_json: bool) -> None:
         with progress.phase("image"):
             if not provider.ensure_image(progress):
                 progress("filling the wheelhouse; Ansible installs everything on the nodes")
-                wheelhouse.fill(image.wheelhouses_of(cluster), state.log("image"))
+                wheelhouse.fill(image.wheelhouses_of(cluster), cluster.os_release, state.log("image"))
         with progress.phase(f"terraform: {cluster.nodes} nodes"):
             contract = apply(state, cluster, provider, progress)
             provider.wait_for_nodes(contract, progress)

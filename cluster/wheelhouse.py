@@ -12,8 +12,9 @@ import zipfile
 from collections.abc import Iterable
 from pathlib import Path
 
-from cluster.core.config import ROOT, versions
-from cluster.core.errors import InfraError
+from cluster.core import locks
+from cluster.core.config import PYTHONS, ROOT, versions
+from cluster.core.errors import InfraError, UserError
 from cluster.core.process import run_logged
 from cluster.core.state import CACHE
 
@@ -24,28 +25,77 @@ LOCKS = {
     "nccl": ROOT / "requirements/nccl.lock",
     "jupyterlab": ROOT / "requirements/jupyter.lock",
 }
+# Oldest first: every release has at least the glibc of Debian 12, 2.36.
+PLATFORMS = (
+    "linux",
+    "manylinux1",
+    "manylinux2010",
+    "manylinux2014",
+    *(f"manylinux_2_{minor}" for minor in range(5, 37)),
+)
 
 
-def folder(name: str) -> Path:
-    digest = hashlib.sha256(LOCKS[name].read_bytes())
+def folder(name: str, release: str) -> Path:
+    digest = hashlib.sha256(LOCKS[name].read_bytes() + PYTHONS[release].encode())
     if name.startswith("horovod"):
         digest.update(versions()["horovod"].encode())
     return CACHE / "wheelhouse" / digest.hexdigest()[:12]
 
 
-def fill(names: Iterable[str], log: Path) -> dict[str, Path]:
+def packages(name: str, release: str) -> list[locks.Locked]:
+    """The packages of this lock that the nodes' Python installs."""
+    python, lock = PYTHONS[release], LOCKS[name]
+    found = locks.installed_by(python, lock)
+    torch = next((one.version for one in found if one.requirement.name == "torch"), "")
+    if name == "horovod" and not torch.endswith("+cpu"):
+        index = versions()["torch_cpu_index"]
+        raise UserError(
+            f"cluster.os_release: {release} has Python {python}, for which {lock.relative_to(ROOT)} has no checksum of "
+            f"torch's CPU build; choose another release, or run make lock where {index} can be reached"
+        )
+    return found
+
+
+def check(names: Iterable[str], release: str) -> None:
+    """Refuse a release that a lock does not hold for, before anything is created."""
+    for name in names:
+        packages(name, release)
+
+
+def for_nodes(release: str) -> list[str]:
+    """pip's options to download for the nodes' Python instead of the one that runs pip."""
+    python = PYTHONS[release]
+    abis = ("cp{}{}".format(*python.split(".")), "abi3", "none")
+    return [
+        *("--python-version", python, "--implementation", "cp", *(f"--abi={abi}" for abi in abis)),
+        *(f"--platform={platform}_x86_64" for platform in PLATFORMS),
+    ]
+
+
+def fill(names: Iterable[str], release: str, log: Path) -> dict[str, Path]:
     """Download the packages of these locks, and Horovod's source, into the cache; name -> folder."""
-    return {name: fill_one(name, log) for name in names}
+    return {name: fill_one(name, release, log) for name in names}
 
 
-def fill_one(name: str, log: Path) -> Path:
-    target = folder(name)
+def fill_one(name: str, release: str, log: Path) -> Path:
+    target = folder(name, release)
     done = target / ".complete"
     if done.exists():
         return target
+    needed = packages(name, release)
     target.mkdir(parents=True, exist_ok=True)
     pip: list[str | Path] = [sys.executable, "-m", "pip", "download", "--quiet", "--dest", target]
-    locked = [*pip, "--require-hashes", "--only-binary=:all:", "--requirement", LOCKS[name]]
+    wanted = target / "requirements.txt"
+    wanted.write_text("".join(f"{one.line()}\n" for one in needed))
+    locked = [
+        *pip,
+        "--require-hashes",
+        "--no-deps",
+        "--only-binary=:all:",
+        *for_nodes(release),
+        "--requirement",
+        wanted,
+    ]
     try:
         run_logged(locked, log, os.environ, "pip download")
     except InfraError:

@@ -22,6 +22,8 @@ ROOT = paths.ROOT
 MAX_NODES = 64
 # A shorter prefix counts as the whole internet: 0.0.0.0/1 and 128.0.0.0/1 together are all of it.
 SHORTEST_PREFIX = 8
+# Release of a node -> its Python. The controller may have another.
+PYTHONS = {"bookworm": "3.11.2", "trixie": "3.13.5"}
 
 
 class Cluster(Section):

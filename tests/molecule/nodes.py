@@ -111,7 +111,7 @@ class Scenario:
             "capabilities": platform.get("capabilities", []),
             # The role copies a wheelhouse that is not mounted.
             "mounts": {
-                str(wheelhouse.folder(name)): image.ON_NODE[name]
+                str(wheelhouse.folder(name, self.cluster.os_release)): image.ON_NODE[name]
                 for name in wheelhouses_of(platform)
                 if name in image.ON_NODE
             },

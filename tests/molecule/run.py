@@ -46,7 +46,7 @@ def images(chosen: list[str]) -> dict[str, str]:
     found: dict[str, str] = {}
     for scenario in map(Scenario, chosen):
         for platform in scenario.platforms:
-            wheelhouse.fill(wheelhouses_of(platform), LOGS / "wheelhouse.log")
+            wheelhouse.fill(wheelhouses_of(platform), scenario.cluster.os_release, LOGS / "wheelhouse.log")
             variable = scenario.image_variable(platform)
             if variable in found:
                 continue
