@@ -97,7 +97,7 @@ def debian(state: State, cluster: Cluster) -> list[Row]:
 
 
 def setup_packages() -> list[str]:
-    found = re.search(r"PACKAGES = \{(.*?)\}", (ROOT / "bin/setup").read_text(), re.DOTALL)
+    found = re.search(r"PACKAGES = \{(.*?)^\}", (ROOT / "bin/setup").read_text(), re.DOTALL | re.MULTILINE)
     return sorted(set(re.findall(r': "([^"]+)"', found[1]))) if found else []
 
 
