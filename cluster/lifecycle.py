@@ -14,7 +14,7 @@ from typing import Any
 from rich.table import Table
 
 from cluster import image, lab, wheelhouse
-from cluster.core import config, files, ssh
+from cluster.core import config, files, lock, ssh
 from cluster.core.config import ROOT, Cluster
 from cluster.core.contract import Contract
 from cluster.core.errors import InfraError, UserError
@@ -59,7 +59,7 @@ def deploy(env: str, nodes: int | None, as_json: bool) -> None:
     wheelhouse.check(image.wheelhouses_of(cluster), cluster.os_release)
     provider = registry.provider(state, cluster)
     provider.check()
-    with state.locked():
+    with state.locked(), lock.deploying(cluster.provider, progress):
         if ended := end_leftovers(state.dir):
             progress(f"stopped {ended} processes of an interrupted run")
         state.prepare()
@@ -198,7 +198,6 @@ def destroy(env: str) -> None:
             provider.remove_leftovers()
             end_leftovers(state.dir)
             state.remove()
-    (state.dir.parent / f"{env}.lock").unlink(missing_ok=True)
     progress(f"ENV={env}: everything is removed")
 
 

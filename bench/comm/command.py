@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from contextlib import closing
 from datetime import UTC, datetime
 from typing import Any
 
@@ -17,6 +18,8 @@ from bench.plan import unfold
 from bench.results import store
 from bench.sweep.progress import console
 from cluster import tuning
+from cluster.core import lock
+from cluster.core.contract import Contract
 from cluster.core.errors import UserError
 from cluster.core.state import State
 from cluster.terraform import read_output
@@ -56,7 +59,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    contract = read_output(State(args.env))
+    state = State(args.env)
+    with state.locked():
+        return measure(args, read_output(state))
+
+
+def measure(args: argparse.Namespace, contract: Contract) -> int:
     fabric = args.fabric or contract.active_fabric
     if fabric not in contract.fabrics:
         raise UserError(f"--fabric {fabric}: unknown; choose one of {', '.join(contract.fabrics)}")
@@ -71,15 +79,12 @@ def run(args: argparse.Namespace) -> int:
         raise UserError("--engine nccl: the nodes have no GPUs; choose another engine")
     cases = [Case(name, n) for name in args.collective or ["all_reduce"] for n in sizes(args.smallest, args.largest)]
     settings = tuning.UNTUNED if args.untuned else unfold.tuning_of(contract, fabric, tuning.load(args.env))
-    communication = Communication(contract, fabric, count)
-    try:
+    with lock.measuring(contract.provider), closing(Communication(contract, fabric, count)) as communication:
         topology = communication.topology()
         ring = communication.links()
         link_gbps = min(row["gbps"] for row in ring)
         measured = [row for name in engines for row in communication.collectives(name, settings, cases, args.seconds)]
         rows = [{**row, "link_share": row["busbw_gbps"] / link_gbps} for row in measured]
-    finally:
-        communication.close()
     result = {
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "kind": "emulated" if communication.scale != 1 else "real",

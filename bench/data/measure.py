@@ -12,7 +12,7 @@ from bench.results.runs import Run, load
 from bench.sweep import executors
 from bench.sweep.launch import PYTHON
 from bench.worker import shards, stages
-from cluster.core import ssh, worker_files
+from cluster.core import lock, ssh, worker_files
 from cluster.core.errors import InfraError, UserError
 from cluster.core.state import State
 from cluster.core.tables import columns
@@ -26,7 +26,8 @@ def command(args: argparse.Namespace) -> int:
     if args.env:
         found = on_node(args.env, args.node, cores, args.seconds, args.locations)
     else:
-        found = stages.measure(args.locations, cores, args.seconds)
+        with lock.measuring("local"):
+            found = stages.measure(args.locations, cores, args.seconds)
     answer = {**found, "need": feed(found, wanted) if wanted else None}
     if run is not None:
         write_capacities(run, found)
@@ -47,7 +48,8 @@ def on_node(env: str, node: str | None, cores: int, seconds: float, locations: l
     executors.install_worker(contract, [place])
     words = [PYTHON, worker_files.folder(), "stages", str(cores), str(seconds), *locations]
     argv = ssh.as_training_account(contract, place, words)
-    done = ssh.gather({place: argv}, timeout=120 + 20 * seconds * len(locations))[place]
+    with state.locked(), lock.measuring(contract.provider):
+        done = ssh.gather({place: argv}, timeout=120 + 20 * seconds * len(locations))[place]
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["no output"])[-1]
         raise (UserError if done.returncode == 2 else InfraError)(f"{place}: {last}")

@@ -50,6 +50,12 @@ def run(args: argparse.Namespace) -> int:
         available = executors.size(contract, cluster) if contract else max(*plan.nodes, cluster.nodes)
         check.check(plan, contract, available, cluster.gpus_per_node)
         return dry_run(plan, contract, tuning.load(args.env), args.json)
+    with state.locked():
+        return measure(args, plan, name, state)
+
+
+def measure(args: argparse.Namespace, plan: Plan, name: str, state: State) -> int:
+    cluster = state.cluster()
     if not state.tfstate.exists():
         check.check(plan, None, max(plan.nodes), cluster.gpus_per_node)
         if not args.fresh:

@@ -19,7 +19,7 @@ from bench.sweep.executors import Executor
 from bench.sweep.launch import Launch, SpecFile
 from bench.sweep.progress import Progress, console, label
 from bench.worker.protocol import Spec
-from cluster.core import ssh
+from cluster.core import lock, ssh
 from cluster.core.config import layout
 from cluster.core.errors import InfraError, UserError
 
@@ -35,7 +35,7 @@ class Sweep:
         self.contract = executor.contract
         self.groups = list(unfold.points(plan, self.contract, tuned))
         self.names = [name for name, _ in self.contract.ordered()]
-        self.spent = {"launch": 0.0, "warm-up": 0.0, "measure": 0.0}
+        self.spent = {"launch": 0.0, "warm-up": 0.0, "measure": 0.0, "other": 0.0}
         self.shaped = self.contract.fabrics[self.contract.active_fabric].shaped
         self.offline: set[str] = set()
 
@@ -46,19 +46,23 @@ class Sweep:
             console.print(f"{len(present)} of {len(work)} trials are already measured")
         rest = [(group, tuple(point for point in group.points if point.id not in done)) for group in self.groups]
         pending = [replace(group, points=points) for group, points in rest if points]
-        begin = time.monotonic()
         if pending:
-            self.offline = set(self.executor.offline(self.names))
-            nodes = [name for name in self.names if name not in self.offline]
-            file = self.executor.install(nodes, self.build_spec(pending))
-            try:
-                with Progress(work, present) as self.progress:
-                    for part, group in enumerate(pending):
-                        self.run_group(group, replace(file, part=part))
-            finally:
-                self.executor.restore(nodes)
-        self.spent["other"] = time.monotonic() - begin - sum(self.spent.values())
+            with lock.measuring(self.contract.provider):
+                self.measure(pending, Progress(work, present))
         return self.spent
+
+    def measure(self, groups: list[PointGroup], progress: Progress) -> None:
+        begin = time.monotonic()
+        self.offline = set(self.executor.offline(self.names))
+        nodes = [name for name in self.names if name not in self.offline]
+        file = self.executor.install(nodes, self.build_spec(groups))
+        try:
+            with progress as self.progress:
+                for part, group in enumerate(groups):
+                    self.run_group(group, replace(file, part=part))
+        finally:
+            self.executor.restore(nodes)
+        self.spent["other"] += time.monotonic() - begin - sum(self.spent.values())
 
     def done(self) -> set[str]:
         """Trials that need not be measured: they succeeded, under the settings of this sweep."""
@@ -146,7 +150,7 @@ class Sweep:
         launch = replace(self.launch(group, file, scaling), timeline=remote)
         log = self.folder.folder / "logs/timeline.log"
         head = launch.hosts[0]
-        with log.open("w") as out:
+        with lock.measuring(self.contract.provider), log.open("w") as out:
             argv = ssh.as_training_account(self.contract, head, launchers.argv(launch))
             done = subprocess.run(argv, stdout=out, stderr=out, stdin=subprocess.DEVNULL)
         self.executor.restore(self.names[: group.nodes])

@@ -12,6 +12,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from itertools import product
 from operator import attrgetter
@@ -29,7 +30,7 @@ from bench.sweep.progress import console
 from bench.worker import step_statistics
 from bench.worker.protocol import Spec, TrialDone
 from cluster import lifecycle, tuning
-from cluster.core import files
+from cluster.core import files, lock
 from cluster.core.contract import Contract
 from cluster.core.errors import InfraError, UserError
 from cluster.core.progress import Progress
@@ -211,7 +212,11 @@ class Steps:
 
 def run(args: argparse.Namespace) -> int:
     state = State(args.env)
-    contract = read_output(state)
+    with state.locked():
+        return tune(args, state, read_output(state))
+
+
+def tune(args: argparse.Namespace, state: State, contract: Contract) -> int:
     fabric = args.fabric or contract.active_fabric
     if fabric not in contract.fabrics:
         raise UserError(f"--fabric {fabric}: unknown; choose one of {', '.join(contract.fabrics)}")
@@ -223,25 +228,22 @@ def run(args: argparse.Namespace) -> int:
     plan = Plan(nodes=[count], batches=[args.batch], fabrics=[fabric], models=[args.model], device=args.device)
     check.check(plan, contract, count, max(node.gpus for node in contract.nodes.values()))
     before = tuning.choose(tuning.load(args.env), fabric, contract.fabrics[fabric])
-    deadline = time.monotonic() + 60 * args.minutes
-    measure = Steps(contract, plan)
 
     def log(text: str) -> None:
         if not args.json:
             console.print(text)
 
-    try:
-        result = search(before, tuning.UNTUNED, measure, lambda: deadline - time.monotonic(), log)
-    finally:
-        measure.work.close()
+    with lock.measuring(contract.provider):
+        deadline = time.monotonic() + 60 * args.minutes
+        measure = Steps(contract, plan)
+        with closing(measure.work):
+            result = search(before, tuning.UNTUNED, measure, lambda: deadline - time.monotonic(), log)
+        below = small_below(contract, fabric, result.winner.settings) if result.improved else 0
     if result.improved:
-        below = small_below(contract, fabric, result.winner.settings)
         log(f"messages below {below >> 10} KB are faster with the defaults of Horovod and OpenMPI")
-        with state.locked():
-            chosen = result.winner.settings.model_copy(update={"small_below_bytes": below})
-            write(tuning.file(args.env), fabric, chosen)
-            if fabric == contract.active_fabric:
-                lifecycle.playbook(state, "site.yml", Progress(args.env, stderr=args.json))
+        write(tuning.file(args.env), fabric, result.winner.settings.model_copy(update={"small_below_bytes": below}))
+        if fabric == contract.active_fabric:
+            lifecycle.playbook(state, "site.yml", Progress(args.env, stderr=args.json))
     report(args, fabric, result)
     return 0
 

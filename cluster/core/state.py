@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
@@ -16,9 +15,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from cluster.core import config
+from cluster.core import config, lock
 from cluster.core.config import ROOT, Cluster
-from cluster.core.errors import InfraError, UserError
+from cluster.core.errors import InfraError
 from cluster.core.process import MARKER
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "horovod-cluster"
@@ -28,6 +27,8 @@ class State:
     def __init__(self, env: str) -> None:
         self.env = env
         self.dir = ROOT / ".state" / env
+        # Not in the folder, which destroy removes.
+        self.lock = self.dir.parent / f"{env}.lock"
         # cluster.yml, completed, as of the last deploy: what Terraform, Ansible and bench read.
         self.cluster_file = self.dir / "cluster.yml"
         self.tfstate = self.dir / "terraform.tfstate"
@@ -73,13 +74,11 @@ class State:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Only one command at a time changes an environment."""
-        self.dir.mkdir(parents=True, exist_ok=True)
-        with (self.dir.parent / f"{self.env}.lock").open("w") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise UserError(f"ENV={self.env}: another command is changing it; wait until it ends") from None
+        """Only one command at a time measures or changes an environment."""
+        if not self.dir.exists():
+            # Raises for an unknown environment, which must leave no file.
+            config.load(self.env)
+        with lock.environment(self.lock, self.env):
             yield
 
     def remove(self) -> None:

@@ -69,7 +69,6 @@ def environment(moto: None) -> Iterator[Callable[..., Any]]:
     def remove() -> None:
         shutil.rmtree(folder, ignore_errors=True)
         shutil.rmtree(ROOT / ".state" / ENV, ignore_errors=True)
-        (ROOT / ".state" / f"{ENV}.lock").unlink(missing_ok=True)
 
     def change(aws: dict[str, Any] | None = None, **values: Any) -> None:
         content = yaml.safe_load(path.read_text())

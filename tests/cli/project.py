@@ -77,10 +77,15 @@ class Project:
     folder: Path
     tmp: Path
 
-    def run(self, command: str, *words: str | Path) -> subprocess.CompletedProcess[str]:
+    @property
+    def environment(self) -> dict[str, str]:
         path = f"{self.tmp / 'bin'}:{os.environ['PATH']}"
         code = f"{self.folder}:{self.folder / 'src'}"
-        return run(BIN / command, *words, cwd=self.folder, PATH=path, PYTHONPATH=code)
+        # A sweep elsewhere on this machine must not make our commands wait.
+        return {"PATH": path, "PYTHONPATH": code, "HOROVOD_CLUSTER_MACHINE_LOCK": str(self.tmp / "machine.lock")}
+
+    def run(self, command: str, *words: str | Path) -> subprocess.CompletedProcess[str]:
+        return run(BIN / command, *words, cwd=self.folder, **self.environment)
 
     @property
     def variables(self) -> Path:

@@ -60,7 +60,7 @@ def leftovers(name: str) -> list[str]:
     """What still exists of an environment: containers, networks, state, processes."""
     found = podman("ps", "-a", "--format={{.Names}}", f"--filter=label=horovod-cluster={name}").split()
     found += podman("network", "ls", "-q", f"--filter=label=horovod-cluster={name}").split()
-    found += [str(path) for path in (ROOT / ".state" / name, ROOT / ".state" / f"{name}.lock") if path.exists()]
+    found += [str(ROOT / ".state" / name)] if (ROOT / ".state" / name).exists() else []
     found += [line for line in run("nft", "list", "tables").stdout.splitlines() if line.endswith(f"_{name}")]
     marker = f"HOROVOD_CLUSTER_STATE={ROOT / '.state' / name}".encode()
     for entry in Path("/proc").glob("[0-9]*/environ"):

@@ -23,7 +23,7 @@ from pathlib import Path
 from nodes import Scenario, scenarios, wheelhouses_of
 
 from cluster import image, wheelhouse
-from cluster.core import config
+from cluster.core import config, lock
 from cluster.core.config import ROOT
 from cluster.core.errors import InfraError, UserError
 from cluster.core.process import die_with_parent, end_leftovers
@@ -75,7 +75,7 @@ def alone(scenario: Scenario) -> Iterator[None]:
 def run(key: str, variables: dict[str, str]) -> tuple[bool, float]:
     scenario = Scenario(key)
     state = scenario.state
-    with alone(scenario), state.locked():
+    with alone(scenario), lock.environment(state.lock, state.env):
         start = time.monotonic()
         end_leftovers(state.dir)
         state.prepare()
@@ -97,7 +97,6 @@ def run(key: str, variables: dict[str, str]) -> tuple[bool, float]:
             end_leftovers(state.dir)
             scenario.destroy()
             state.remove()
-    (state.dir.parent / f"{state.env}.lock").unlink(missing_ok=True)
     return done.returncode == 0, time.monotonic() - start
 
 

@@ -31,6 +31,7 @@ from bench.plan.schema import Plan  # noqa: E402
 from bench.tune.command import Steps  # noqa: E402
 from bench.worker import step_statistics  # noqa: E402
 from cluster import tuning  # noqa: E402
+from cluster.core import lock  # noqa: E402
 from cluster.core.contract import Contract  # noqa: E402
 from cluster.core.state import State  # noqa: E402
 from cluster.terraform import read_output  # noqa: E402
@@ -187,8 +188,9 @@ def main() -> int:
     try:
         subprocess.run([*cluster, "deploy"], check=True, stdout=subprocess.DEVNULL)
         contract = read_output(State(ENV))
-        for name in chosen:
-            PARTS[name](contract, goals)
+        with lock.measuring("local"):
+            for name in chosen:
+                PARTS[name](contract, goals)
     finally:
         subprocess.run([*cluster, "destroy"], check=True, stdout=subprocess.DEVNULL)
         shutil.rmtree(ROOT / "inventories" / ENV, ignore_errors=True)

@@ -56,4 +56,3 @@ class Environment:
     def remove_files(self) -> None:
         for folder in (self.inventory, self.state.dir, self.results):
             shutil.rmtree(folder, ignore_errors=True)
-        (ROOT / ".state" / f"{self.name}.lock").unlink(missing_ok=True)
