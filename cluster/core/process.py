@@ -14,7 +14,9 @@ from subprocess import DEVNULL, STDOUT, Popen, TimeoutExpired
 
 from cluster.core.errors import InfraError
 
+# Variables that everything we start inherits: the state folder it works on, and the command that started it.
 MARKER = "HOROVOD_CLUSTER_STATE"
+OWNER = "HOROVOD_CLUSTER_OWNER"
 PR_SET_PDEATHSIG = 1
 
 
@@ -108,20 +110,48 @@ def reason(output: str) -> str:
     return [*marked, *lines[-1:], "no output"][0][:600]
 
 
+def marks(state_dir: Path) -> dict[str, str]:
+    return {MARKER: str(state_dir), OWNER: identity(os.getpid())}
+
+
+def identity(pid: int) -> str:
+    """A process id with its start time, because ids are used again. Empty if there is no such process."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return ""
+    fields = stat.rpartition(")")[2].split()
+    return "" if fields[0] == "Z" else f"{pid}-{fields[19]}"
+
+
 def end_leftovers(state_dir: Path) -> int:
-    """End processes of an earlier, killed run on this state folder. They are known by a variable we gave them."""
+    """End what a killed command left running on this state folder, and what this command itself left.
+
+    What belongs to a command that lives stays: an open `make shell`, or a sweep.
+    """
+    ended: set[int] = set()
+    # A leftover that ends may leave processes of its own.
+    while found := leftovers(state_dir) - ended:
+        for number, pause in ((signal.SIGTERM, 2.0), (signal.SIGKILL, 1.0)):
+            for pid in found:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, number)
+            deadline = time.monotonic() + pause
+            while time.monotonic() < deadline and any(map(identity, found)):
+                time.sleep(0.05)
+        ended |= found
+    return len(ended)
+
+
+def leftovers(state_dir: Path) -> set[int]:
     wanted = f"{MARKER}={state_dir}".encode()
-    own = {os.getpid(), os.getppid()}
-    found = []
+    found = set()
     for entry in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
-            if int(entry.name) not in own and wanted in (entry / "environ").read_bytes().split(b"\0"):
-                found.append(int(entry.name))
-    for number, pause in ((signal.SIGTERM, 2.0), (signal.SIGKILL, 1.0)):
-        for pid in found:
-            with suppress(ProcessLookupError):
-                os.kill(pid, number)
-        deadline = time.monotonic() + pause
-        while time.monotonic() < deadline and any(Path(f"/proc/{pid}/stat").exists() for pid in found):
-            time.sleep(0.05)
-    return len(found)
+            variables = (entry / "environ").read_bytes().split(b"\0")
+            owner = next((v.partition(b"=")[2].decode() for v in variables if v.startswith(f"{OWNER}=".encode())), "")
+            pid = int(owner.partition("-")[0] or 0)
+            alive = bool(owner) and identity(pid) == owner and pid != os.getpid()
+            if wanted in variables and not alive and int(entry.name) not in (os.getpid(), os.getppid()):
+                found.add(int(entry.name))
+    return found

@@ -18,7 +18,7 @@ from pathlib import Path
 from cluster.core import config, lock
 from cluster.core.config import ROOT, Cluster
 from cluster.core.errors import InfraError
-from cluster.core.process import MARKER
+from cluster.core.process import marks
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "horovod-cluster"
 
@@ -63,7 +63,7 @@ class State:
             **os.environ,
             "PATH": f"{venv}:{os.environ['PATH']}",
             "ENV": self.env,
-            MARKER: str(self.dir),
+            **marks(self.dir),
             "CONTAINERS_CONF": str(self.dir / "containers.conf"),
             "TF_CLI_CONFIG_FILE": str(self.dir / "terraform.rc"),
             "TF_DATA_DIR": str(self.dir / "terraform"),
