@@ -10,7 +10,7 @@ COUNT := $(if $(NODES),--nodes $(NODES))
 MAKEFLAGS += --no-print-directory
 NEEDS :=
 # What bin/setup installs besides Python packages; the other targets need nothing else.
-deploy plan status doctor scale shell destroy clean bench comm tune lab adopt renew training-image: NEEDS := nodes
+deploy plan status doctor scale shell env destroy clean bench comm tune lab adopt renew training-image: NEEDS := nodes
 perf-deploy perf-comm: NEEDS := nodes
 check: NEEDS := check
 docs: NEEDS := browser
@@ -47,7 +47,7 @@ env: setup ## copy an environment under a new name, with subnets that are free o
 destroy: setup ## remove every node, network, key and state file   [ENV=]
 	@$(CLUSTER) destroy
 
-clean: setup ## remove cached images and packages
+clean: setup ## remove cached images and packages that nothing uses
 	@$(CLUSTER) clean
 
 ##@ Measure

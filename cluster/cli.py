@@ -6,8 +6,9 @@ import argparse
 import sys
 from collections.abc import Callable
 
-from cluster import artefacts, cost, doctor, environment, lab, lifecycle, preview, price_list
+from cluster import artefacts, cache, cost, doctor, environment, lab, lifecycle, preview, price_list
 from cluster.core import entry, paths
+from cluster.core.errors import UserError
 from cluster.providers.baremetal import adopt
 
 # Runs a command with its options; returns the exit code, or None for 0.
@@ -20,9 +21,9 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--env", default="local", help="environment: a folder in inventories/ (default: local)")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
-    def add(name: str, text: str, run: Run, json: bool = False) -> argparse.ArgumentParser:
+    def add(name: str, text: str, run: Run, json: bool = False, any_env: bool = False) -> argparse.ArgumentParser:
         command = commands.add_parser(name, help=text, description=text)
-        command.set_defaults(run=run)
+        command.set_defaults(run=run, any_env=any_env)
         if json:
             command.add_argument("--json", action="store_true", help="print the result as JSON")
         return command
@@ -30,10 +31,15 @@ def make_parser() -> argparse.ArgumentParser:
     def deploy(args: argparse.Namespace) -> None:
         lifecycle.deploy(args.env, args.nodes, args.json)
 
+    def scale(args: argparse.Namespace) -> None:
+        if args.nodes is None:
+            raise UserError("--nodes: missing; give the number of nodes, as in `make scale NODES=8`")
+        deploy(args)
+
     text = "print the completed cluster.yml; change nothing"
     for command in (
         add("deploy", "create or repair the cluster, configure it and validate it", deploy, json=True),
-        add("scale", "change the number of nodes; the remaining nodes keep running", deploy, json=True),
+        add("scale", "change the number of nodes; the remaining nodes keep running", scale, json=True),
         add("plan", "show what a deploy would change", lambda args: preview.run(args.env, args.nodes)),
         add("config", text, lambda args: preview.show_config(args.env, args.nodes, args.json), json=True),
     ):
@@ -43,7 +49,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("adopt", "print the host keys of existing machines and pin them", lambda args: adopt.run(args.env))
     add("cost", "cost per hour, cost so far, and budget", lambda args: cost.run(args.env, args.json), json=True)
     text = "list the prices used in calculations, with date and source"
-    command = add("prices", text, lambda args: price_list.run(args.refresh, args.json), json=True)
+    command = add("prices", text, lambda args: price_list.run(args.refresh, args.json), json=True, any_env=True)
     command.add_argument("--refresh", action="store_true", help="fetch EC2 on-demand prices; needs AWS credentials")
     text = "list every package, wheel, image and file with version and checksum, for sites without internet access"
     add("artefacts", text, lambda args: artefacts.run(args.env, args.json), json=True)
@@ -51,7 +57,7 @@ def make_parser() -> argparse.ArgumentParser:
     command = add("lab", text, lambda args: lab.run(args.env, args.show_token, args.json), json=True)
     command.add_argument("--show-token", action="store_true", help="print the token itself")
     text = "copy an environment under a new name, with subnets that are free on this machine"
-    command = add("env", text, lambda args: environment.run(args.name, args.source))
+    command = add("env", text, lambda args: environment.run(args.name, args.source), any_env=True)
     command.add_argument("name", nargs="?", default="", help="name of the new environment and of its cluster")
     command.add_argument("--from", dest="source", default="local", metavar="ENV", help="original (default: local)")
     add("destroy", "remove all nodes, networks, keys and state", lambda args: lifecycle.destroy(args.env))
@@ -60,7 +66,7 @@ def make_parser() -> argparse.ArgumentParser:
     command = add("training-image", text, lambda args: lifecycle.training_image(args.env, args.device))
     text = "device that Horovod is compiled for (default: cuda)"
     command.add_argument("--device", choices=("cpu", "cuda"), default="cuda", help=text)
-    add("clean", "remove cached images and packages", lambda args: lifecycle.clean(args.env))
+    add("clean", "remove cached images and packages that nothing uses", lambda args: cache.run(args.env))
     command = add("shell", "log in to a node", lambda args: lifecycle.shell(args.env, args.node))
     command.add_argument("node", nargs="?", default="head", help="name of the node (default: head)")
     return parser
@@ -69,6 +75,8 @@ def make_parser() -> argparse.ArgumentParser:
 def run(argv: list[str] | None) -> int:
     args = make_parser().parse_args(argv)
     paths.require_checkout()
+    if not args.any_env:
+        environment.require(args.env)
     return args.run(args) or 0
 
 

@@ -8,11 +8,12 @@ from dataclasses import asdict
 
 from cluster import lifecycle
 from cluster.core import config
+from cluster.core.config import Cluster
 from cluster.core.errors import InfraError, UserError
 from cluster.core.state import State, terraform_binary, terraform_version
 from cluster.core.terminal import Console
 from cluster.providers import registry
-from cluster.providers.base import Check
+from cluster.providers.base import Check, Provider
 from cluster.terraform import read_output
 
 DISK_GB = 12
@@ -26,7 +27,7 @@ def checks(env: str) -> list[Check]:
     version = terraform_version(str(terraform_binary()))
     free = shutil.disk_usage(config.ROOT).free / 1e9
     found = [
-        Check("cluster.yml", True, f"{cluster.nodes} nodes, provider {cluster.provider}"),
+        cluster_check(cluster, provider),
         Check("ssh", bool(shutil.which("ssh")), shutil.which("ssh") or "not found", "apt-get install openssh-client"),
         *provider.checks(),
         Check("terraform", version >= (1, 7), ".".join(map(str, version)), "make setup"),
@@ -46,6 +47,18 @@ def checks(env: str) -> list[Check]:
         except InfraError as error:
             found.append(Check("deployment", False, str(error), repair))
     return found
+
+
+def cluster_check(cluster: Cluster, provider: Provider) -> Check:
+    """What a deploy refuses in cluster.yml, doctor reports."""
+    try:
+        provider.check()
+    except UserError as error:
+        return Check("cluster.yml", False, str(error), f"edit {config.cluster_file(provider.state.env)}")
+    except InfraError:
+        # A tool is missing; the provider's own checks name it.
+        pass
+    return Check("cluster.yml", True, f"{cluster.nodes} nodes, provider {cluster.provider}")
 
 
 def run(env: str, as_json: bool) -> int:

@@ -6,6 +6,7 @@ import ipaddress
 import re
 import shutil
 from collections.abc import Iterator
+from pathlib import Path
 
 import yaml
 
@@ -19,6 +20,13 @@ from cluster.providers.local.provider import look_here
 
 NAME = re.compile(r"[a-z][a-z0-9-]{0,19}")
 Field = tuple[str | int, ...]
+
+
+def require(env: str) -> None:
+    """Refuse an unknown environment before anything is written for it. One that is deployed may have lost its folder in
+    inventories/ and can still be destroyed."""
+    if Path(env).name != env or not State(env).cluster_file.exists():
+        config.env_dir(env)
 
 
 def run(name: str, source: str) -> None:

@@ -10,7 +10,6 @@ import fcntl
 import hashlib
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -219,13 +218,3 @@ def bake(
         tool("destroy-node", spec)
         tool("remove-leftovers", spec)
         (state.dir / "builder.ini").unlink(missing_ok=True)
-
-
-def clean(state: State) -> None:
-    """Remove cached images and wheels."""
-    env = state.environment()
-    argv = [*sudo(), "podman", "images", "--format={{.Repository}}:{{.Tag}}"]
-    for name in subprocess.run(argv, env=env, capture_output=True, text=True).stdout.split():
-        if name.startswith("localhost/horovod-cluster-"):
-            subprocess.run([*sudo(), "podman", "rmi", "-f", name], env=env, check=False)
-    shutil.rmtree(CACHE, ignore_errors=True)

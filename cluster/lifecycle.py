@@ -216,12 +216,4 @@ def training_image(env: str, device: str) -> None:
     progress("then name it in cluster.gpulab.image")
 
 
-def clean(env: str) -> None:
-    state, progress = State(env), Progress(env)
-    with state.locked():
-        state.prepare()
-        image.clean(state)
-    progress("cached images and packages removed")
-
-
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))

@@ -28,7 +28,7 @@ def run(env: str, nodes: int | None) -> int:
     with state.locked():
         state.prepare()
         provider.prepare(progress)
-        provider.ensure_image(progress)
+        provider.planned_image(progress)
         root = Root(state, cluster, provider)
         if cluster.provider == "baremetal":
             # It creates nothing, and the inventory needs its output.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bench.catalogue import gpu_rates, models
 from bench.plan.schema import Plan
+from cluster.core.config import MAX_NODES
 from cluster.core.contract import Contract
 from cluster.core.errors import UserError
 
@@ -25,7 +26,8 @@ def check(plan: Plan, cluster: Contract | None, available: int, gpus: int) -> No
             fix = "remove it, or set shaped: false on the fabrics of cluster.yml and use device cpu or cuda"
             raise UserError(f"plan.container: a container cannot set the rate of a shaped fabric; {fix}")
     if (most := max(plan.nodes)) > available:
-        fix = f"run `make scale NODES={most}` or list fewer"
+        more = f"run `make scale NODES={most}` or list fewer"
+        fix = more if most <= MAX_NODES else f"a cluster has at most {MAX_NODES}; list fewer"
         raise UserError(f"plan.nodes: {most} nodes requested, the cluster has {available}; {fix}")
     if "1bit" in plan.compressions and "ps" in plan.engines:
         raise UserError("plan.compressions: engine ps does not support 1bit; remove one of them")

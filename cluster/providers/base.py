@@ -46,6 +46,9 @@ class Provider:
         """Build the image that nodes boot from, if it is missing. Return its name, or "" if Ansible installs it all."""
         return ""
 
+    def planned_image(self, progress: Progress) -> None:
+        """For a plan: name the image that a deploy would use, without building it."""
+
     def prepare(self, progress: Progress) -> None:
         """Check credentials and hosts before Terraform runs; raise UserError if something is wrong."""
 

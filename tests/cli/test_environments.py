@@ -106,7 +106,7 @@ def test_environment_that_is_deployed_keeps_its_subnets_while_its_networks_are_g
 def test_doctor_reports_a_subnet_in_use(project: Project, machine: Path) -> None:
     podman.add_network(machine, "other", "10.99.1.0/24")
     report = json.loads(project.run("cluster", "--env", ENV, "doctor", "--json").stdout)
-    (found,) = [one for one in report["failures"] if one["name"] == "name and subnets"]
+    (found,) = [one for one in report["failures"] if one["name"] == "cluster.yml"]
     assert "10.99.1.0/24 is in use by the podman network other" in found["detail"]
 
 

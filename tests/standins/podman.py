@@ -158,7 +158,12 @@ def remove(content: dict[str, Any], argv: list[str]) -> None:
 
 def images(content: dict[str, Any], argv: list[str]) -> None:
     if "json" in " ".join(argv):
-        print(json.dumps([{"Id": one, "Names": [name], "Size": 10**9} for name, one in content["images"].items()]))
+        parents = content.get("parents", {})
+        rows = [
+            {"Id": one, "Names": [name], "Size": 10**9, "ParentId": parents.get(one, "")}
+            for name, one in content["images"].items()
+        ]
+        print(json.dumps(rows))
     else:
         print("\n".join(content["images"]))
 

@@ -8,12 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import yaml
 from report_cases import copy
 from rich.console import Console
 from test_sweep import CLUSTER, load, recorded, report
 
 from bench.cli import main
-from bench.plan import unfold
+from bench.plan import check, schema, unfold
 from bench.results import runs, store
 from bench.results.trial import Trial
 from bench.sweep import executors, runner, summary
@@ -141,3 +142,10 @@ def test_failed_trial_of_an_earlier_version_shows_no_rate_anywhere(tmp_path: Pat
         assert rate[:6] not in capsys.readouterr().out
     assert "another job ran" in (folder / "report.md").read_text()
     assert Trial.model_validate(old).status == "failed"
+
+
+@pytest.mark.parametrize(("nodes", "fix"), [(64, "run `make scale NODES=64`"), (99, "a cluster has at most 64")])
+def test_advice_for_too_many_nodes_can_be_followed(tmp_path: Path, nodes: int, fix: str) -> None:
+    (tmp_path / "plan.yml").write_text(yaml.safe_dump({"nodes": [nodes], "batches": [32], "fabrics": ["1g"]}))
+    with pytest.raises(UserError, match=f"plan.nodes: {nodes} nodes requested.*{fix}"):
+        check.check(schema.load(str(tmp_path / "plan.yml")), None, available=4, gpus=0)

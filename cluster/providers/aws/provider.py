@@ -58,7 +58,7 @@ class Aws(Provider):
     def _tag_filter(self) -> list[dict[str, Any]]:
         return [{"Name": f"tag:{TAG}", "Values": [self.cluster.name]}]
 
-    def prepare(self, progress: Progress) -> None:
+    def check(self) -> None:
         for cidr in self.cluster.admin_cidrs:
             if any(ipaddress.ip_network(cidr).overlaps(example) for example in EXAMPLE_NETWORKS):
                 raise UserError(f"cluster.admin_cidrs: {cidr} is an example network; use the network you work from")
@@ -69,6 +69,8 @@ class Aws(Provider):
             if efa and not prices.types()[kind].efa:
                 fix = "use tcp, or an instance type with efa: true in cluster/core/instances.yml"
                 raise UserError(f"cluster.fabrics.{efa[0]}.transport: {kind} has no EFA; {fix}")
+
+    def prepare(self, progress: Progress) -> None:
         (credentials,) = self.checks()
         if not credentials.ok:
             raise UserError(f"{credentials.name}: {credentials.detail}; {credentials.fix}")

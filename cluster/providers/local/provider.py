@@ -8,11 +8,12 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from cluster import image
-from cluster.core import config
 from cluster.core.contract import Contract
-from cluster.core.errors import InfraError, UserError
+from cluster.core.errors import InfraError
 from cluster.core.progress import Progress
 from cluster.core.state import containers_conf
 from cluster.providers.base import Check, NodeState, Provider
@@ -22,12 +23,18 @@ from cluster.providers.local.machine import Machine
 TOOLS = {"podman": "podman", "runc": "runc", "mmdebstrap": "mmdebstrap", "nft": "nftables"}
 
 
-def look_here() -> Machine:
-    """This machine, with podman settings of our own: no state folder is needed, and none is made."""
+@contextmanager
+def podman_settings() -> Iterator[dict[str, str]]:
+    """Variables for podman with settings of our own: no state folder is needed, and none is made."""
     with tempfile.NamedTemporaryFile("w", suffix=".conf") as conf:
         conf.write(containers_conf())
         conf.flush()
-        return machine.look({**os.environ, "CONTAINERS_CONF": conf.name})
+        yield {**os.environ, "CONTAINERS_CONF": conf.name}
+
+
+def look_here() -> Machine:
+    with podman_settings() as settings:
+        return machine.look(settings)
 
 
 class Local(Provider):
@@ -39,6 +46,11 @@ class Local(Provider):
     def ensure_image(self, progress: Progress) -> str:
         self.image_name = image.ensure(self.state, self.cluster, progress)
         return self.image_name
+
+    def planned_image(self, progress: Progress) -> None:
+        self.image_name = image.name(self.cluster)
+        if not image.exists(self.state, self.image_name):
+            progress("image: a deploy would build it first")
 
     def variables(self) -> dict[str, str]:
         return {"image": self.image_name, "tool": f"{sys.executable} -m {image.NODE_TOOL}"}
@@ -83,14 +95,4 @@ class Local(Provider):
             found.append(Check(tool, bool(path), path or "not found", f"apt-get install {package}"))
         root = os.geteuid() == 0 or subprocess.run(["sudo", "-n", "true"], capture_output=True).returncode == 0
         detail = "root or sudo without a password" if root else "neither root nor sudo without a password"
-        found.append(Check("root", root, detail, "run as root"))
-        if root and shutil.which("podman"):
-            found.append(self._claims_check())
-        return found
-
-    def _claims_check(self) -> Check:
-        try:
-            self.check()
-        except UserError as error:
-            return Check("name and subnets", False, str(error), f"edit {config.cluster_file(self.state.env)}")
-        return Check("name and subnets", True, "free, or this environment's own")
+        return [*found, Check("root", root, detail, "run as root")]
