@@ -1,26 +1,31 @@
-"""Run the project's tests in stages, each with its time, and end with one line that counts them.
+"""Run the project's tests in stages and end with one line that counts them.
 
-tests/run.py check       lint, types, generated documents, unit tests, commands without a cluster
-tests/run.py terraform   terraform validate and terraform test in every root
-tests/run.py all         check, terraform, checkov, aws, end to end, testbeds, molecule, browser
+    tests/run.py check       lint, types, generated documents, unit tests, commands without a cluster
+    tests/run.py terraform   terraform validate and terraform test in every root
+    tests/run.py fast        check, terraform, one deploy and sweep, three roles
+    tests/run.py all         check, terraform, checkov, aws, end to end, testbeds, molecule, browser
+
+Stages run beside each other as far as the cores allow. Each test is printed as it ends, and the whole output of a stage
+is in .state/test-logs. A stage that passes leaves its time in the cache folder: the next run estimates with it.
 """
 
 from __future__ import annotations
 
 import os
-import re
-import subprocess
+import shlex
 import sys
 import tempfile
-import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 BIN = ROOT / ".venv/bin"
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(ROOT / "tests/molecule")]
 
-from cluster.core.state import terraform_binary, write_terraform_cli_config  # noqa: E402
+from nodes import scenarios  # noqa: E402
+from schedule import History, Stage  # noqa: E402
+from stages import Run  # noqa: E402
+
+from cluster.core.state import CACHE, terraform_binary, write_terraform_cli_config  # noqa: E402
 
 SHELL_FILES = [".ci/run", "bin/lock", "bin/terraform"]
 LINT = {
@@ -34,6 +39,9 @@ LINT = {
     "terraform fmt": [terraform_binary(), "fmt", "-check", "-recursive", "terraform"],
     "generated documents": [BIN / "python", "tests/docs.py", "--check"],
 }
+# make test-cuda runs them: too large for every run.
+ON_REQUEST = ("horovod/cuda", "nvidia_driver/forced")
+FAST_ROLES = ("ssh", "mpi", "data")
 
 
 def environment(tmp: str) -> dict[str, str]:
@@ -42,6 +50,7 @@ def environment(tmp: str) -> dict[str, str]:
     return {
         **os.environ,
         "PATH": f"{BIN}:{os.environ['PATH']}",
+        "PYTHONUNBUFFERED": "1",
         "TF_CLI_CONFIG_FILE": str(config),
         "TF_DATA_DIR": str(Path(tmp) / "terraform"),
         # ansible-lint does not read ansible/ansible.cfg.
@@ -49,83 +58,98 @@ def environment(tmp: str) -> dict[str, str]:
     }
 
 
-class Tally:
-    def __init__(self) -> None:
-        self.passed = self.failed = self.skipped = 0
-
-    def stage(self, name: str, argv: list[str | Path], env: dict[str, str], quiet: bool = False) -> None:
-        """Run one stage; count what its last summary line counts, or the stage itself."""
-        begin = time.monotonic()
-        done = subprocess.run(
-            [str(word) for word in argv], cwd=ROOT, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-        )
-        ok = done.returncode == 0
-        counts = {
-            word: int(found[-1])
-            for word in ("passed", "failed", "skipped")
-            if (found := re.findall(rf"(\d+) {word}", done.stdout))
-        }
-        if not counts.get("passed") and not counts.get("failed"):
-            counts = {"passed": int(ok), "failed": int(not ok)}
-        if not ok and not counts.get("failed"):
-            counts["failed"] = 1
-        self.passed += counts.get("passed", 0)
-        self.failed += counts.get("failed", 0)
-        self.skipped += counts.get("skipped", 0)
-        if not ok or not quiet:
-            print(done.stdout.rstrip(), flush=True)
-        print(f"{'ok  ' if ok else 'FAIL'} {name} ({time.monotonic() - begin:.0f} s)", flush=True)
+def pytest(*words: str | Path) -> tuple[str, ...]:
+    return (str(BIN / "pytest"), "-v", "--color=no", *map(str, words))
 
 
-def check(tally: Tally, env: dict[str, str]) -> None:
-    # Two at a time, the longest first.
+def check() -> list[Stage]:
     slow = [f"tests/unit/test_{name}*.py" for name in ("report", "jupyter")]
-    tests = {
-        "command line": [BIN / "pytest", "-q", "tests/cli"],
-        "unit tests of reports": [
-            BIN / "pytest",
-            "-q",
-            *sorted(p for pattern in slow for p in ROOT.glob(pattern)),
-        ],
-        "other unit tests": [BIN / "pytest", "-q", "tests/unit", *(f"--ignore-glob={pattern}" for pattern in slow)],
-    }
-    with ThreadPoolExecutor(2) as pool:
-        list(pool.map(lambda item: tally.stage(item[0], list(item[1]), env, quiet=True), (tests | LINT).items()))
+    reports = sorted(path.relative_to(ROOT) for pattern in slow for path in ROOT.glob(pattern))
+    others = pytest("tests/unit", *(f"--ignore-glob={pattern}" for pattern in slow))
+    return [
+        Stage("unit tests", others, seconds=50),
+        Stage("unit tests of reports", pytest(*reports), seconds=40),
+        Stage("command line", pytest("tests/cli"), seconds=41),
+        *(Stage(name, tuple(map(str, argv))) for name, argv in LINT.items()),
+    ]
 
 
-def terraform(tally: Tally, env: dict[str, str]) -> None:
+def terraform() -> list[Stage]:
+    binary, found = str(terraform_binary()), []
     for root in sorted(path.parent for path in (ROOT / "terraform").glob("*/tests")):
-        data = env | {"TF_DATA_DIR": f"{env['TF_DATA_DIR']}-{root.name}"}
-        binary = terraform_binary()
-        subprocess.run(
-            [binary, "init", "-backend=false", "-input=false"], cwd=root, env=data, check=True, capture_output=True
-        )
-        tally.stage(
-            f"terraform validate {root.name}", [binary, f"-chdir={root}", "validate", "-no-color"], data, quiet=True
-        )
-        tally.stage(f"terraform test {root.name}", [binary, f"-chdir={root}", "test", "-no-color"], data)
+        here = [binary, f"-chdir={root}"]
+        steps = [["init", "-backend=false", "-input=false", "-no-color"], ["validate", "-no-color"]]
+        script = " && ".join(shlex.join(here + step) for step in [*steps, ["test", "-no-color"]])
+        # One data folder per root, inside that of the run.
+        script = f'export TF_DATA_DIR="$TF_DATA_DIR-{root.name}"; {script}'
+        found.append(Stage(f"terraform {root.name}", ("sh", "-c", script), seconds=15))
+    return found
 
 
-def everything(tally: Tally, env: dict[str, str]) -> None:
-    check(tally, env)
-    terraform(tally, env)
-    tally.stage("checkov", [BIN / "pytest", "-q", "tests/checkov"], env)
-    tally.stage("aws", [BIN / "pytest", "-q", "tests/aws"], env)
-    tally.stage("end to end", [BIN / "pytest", "-v", "--durations=0", "tests/e2e"], env)
-    tally.stage("testbeds", [BIN / "pytest", "-q", "tests/testbeds"], env)
-    tally.stage("molecule", [BIN / "python", "tests/molecule/run.py"], env)
-    tally.stage("browser", [BIN / "pytest", "-q", "tests/browser"], env)
+def molecule(chosen: list[str]) -> list[Stage]:
+    argv = (str(BIN / "python"), "tests/molecule/run.py")
+    return [
+        Stage(f"molecule {key}", (*argv, key), seconds=70, slots=0.5, after="images", needs_root=True) for key in chosen
+    ]
+
+
+def images(*chosen: str) -> Stage:
+    """Every image that later stages boot, made once."""
+    argv = (str(BIN / "python"), "tests/molecule/run.py", "--images", *chosen)
+    return Stage("images", argv, seconds=240, needs_root=True)
+
+
+def booting(name: str, *words: str, seconds: float, slots: float = 1, measures: bool = False) -> Stage:
+    return Stage(name, pytest(*words), seconds, slots, measures, after="images", needs_root=True)
+
+
+def everything() -> list[Stage]:
+    return [
+        images(),
+        # They compare times, so only a stage that mostly waits runs beside them.
+        booting("end to end", "tests/e2e/test_cluster.py", seconds=360, slots=1.5, measures=True),
+        booting("data", "tests/e2e/test_data.py", seconds=70, slots=1.5, measures=True),
+        booting("gpulab", "tests/testbeds/test_gpulab_jobs.py", seconds=180, slots=1.5, measures=True),
+        booting("virtual wall", "tests/testbeds/test_virtualwall.py", seconds=180, slots=1.5, measures=True),
+        booting("bare metal", "tests/e2e/test_baremetal.py", seconds=100, slots=1.5, measures=True),
+        *molecule([key for key in scenarios()[::-1] if key not in ON_REQUEST]),
+        Stage("testbeds", pytest("tests/testbeds", *ignored("gpulab_jobs", "virtualwall")), seconds=60, slots=0.5),
+        Stage("aws", pytest("tests/aws"), seconds=106, slots=0.5),
+        Stage("browser", pytest("tests/browser"), seconds=60),
+        Stage("checkov", pytest("tests/checkov"), seconds=52),
+        *check(),
+        *terraform(),
+    ]
+
+
+def ignored(*names: str) -> list[str]:
+    return [f"--ignore=tests/testbeds/test_{name}.py" for name in names]
+
+
+def fast() -> list[Stage]:
+    return [
+        images(*FAST_ROLES),
+        booting("end to end", "tests/e2e/test_data.py", seconds=70, slots=1.5, measures=True),
+        *molecule(list(FAST_ROLES)),
+        *check(),
+        *terraform(),
+    ]
 
 
 def main() -> int:
-    stages = {"check": check, "terraform": terraform, "all": everything}
-    tally = Tally()
-    begin = time.monotonic()
+    kinds = {"check": check, "terraform": terraform, "fast": fast, "all": everything}
+    if len(sys.argv) != 2 or sys.argv[1] not in kinds:
+        print(__doc__, file=sys.stderr)
+        return 2
+    stages = kinds[sys.argv[1]]()
+    rooted = [stage.name for stage in stages if stage.needs_root]
+    if rooted and os.geteuid() != 0:
+        print("make test boots nodes and needs root: run it as root; make check does not need it", file=sys.stderr)
+        return 2
     with tempfile.TemporaryDirectory() as tmp:
-        stages[sys.argv[1]](tally, environment(tmp))
-    print(f"{time.monotonic() - begin:.0f} s in all")
-    print(f"{tally.passed} passed, {tally.failed} failed, {tally.skipped} skipped")
-    return 1 if tally.failed else 0
+        history = History(CACHE / "test-durations.json")
+        budget = max(2, len(os.sched_getaffinity(0)))
+        return Run(stages, history, ROOT / ".state/test-logs", environment(tmp), budget, ROOT).run()
 
 
 if __name__ == "__main__":

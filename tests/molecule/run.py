@@ -1,9 +1,10 @@
-"""Run the roles' Molecule scenarios. Prints one line per scenario, then the number of passes and failures.
+"""Run the roles' Molecule scenarios. Prints one line per test and per scenario, then the number of passes and failures.
 
-    run.py [-j JOBS] [ROLE | ROLE/SCENARIO ...]
+    run.py [-j JOBS] [--images] [ROLE | ROLE/SCENARIO ...]
 
-A role without a scenario means its scenario `default`. The output is in .state/molecule-logs/<role>[-<scenario>].log;
-its last lines are printed on failure. Nodes, networks and keys are removed in any case.
+A role without a scenario means its scenario `default`. --images only makes the images that the scenarios boot. The
+output is in .state/molecule-logs/<role>[-<scenario>].log; its last lines are printed on failure. Nodes, networks and
+keys are removed in any case.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 import fcntl
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -35,11 +37,14 @@ LOGS = ROOT / ".state/molecule-logs"
 SHOWN_LINES = 40
 # Too large for every run; make test-cuda runs them.
 ON_REQUEST = ("horovod/cuda", "nvidia_driver/forced")
+# A test's line in the output of pytest -v.
+TEST = re.compile(r"tests/(?P<test>\S+::.*) (?P<result>PASSED|FAILED|ERROR|SKIPPED)( +\[ *\d+%\])?")
 
 
 def images(chosen: list[str]) -> dict[str, str]:
     """Environment variables that tell nodes.py which images to boot. Builds missing images."""
-    state = State("molecule")
+    # Several checks of the images may run at once, and each removes its state at the end.
+    state = State(f"molecule-images-{os.getpid()}")
     state.prepare()
 
     progress = Progress("molecule")
@@ -83,25 +88,33 @@ def run(key: str, variables: dict[str, str]) -> tuple[bool, float]:
         env |= {"PYTHONPATH": f"{BASE}:{ROOT}", "PYTHONDONTWRITEBYTECODE": "1", "ANSIBLE_FORCE_COLOR": "0"}
         env |= {"NO_COLOR": "1", "MOLECULE_EPHEMERAL_DIRECTORY": str(state.dir / "molecule")}
         try:
+            process = subprocess.Popen(
+                ["molecule", "--base-config", BASE / "base.yml", "test", "-s", scenario.name, "--destroy=always"],
+                cwd=ROOT / "roles" / scenario.role,
+                env=env,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                text=True,
+                preexec_fn=die_with_parent,
+            )
+            assert process.stdout is not None
             with log_of(key).open("w") as out:
-                done = subprocess.run(
-                    ["molecule", "--base-config", BASE / "base.yml", "test", "-s", scenario.name, "--destroy=always"],
-                    cwd=ROOT / "roles" / scenario.role,
-                    env=env,
-                    stdout=out,
-                    stderr=subprocess.STDOUT,
-                    stdin=subprocess.DEVNULL,
-                    preexec_fn=die_with_parent,
-                )
+                for line in process.stdout:
+                    out.write(line)
+                    out.flush()
+                    if match := TEST.fullmatch(line.strip()):
+                        print(f"{key}::{match['test'].partition('::')[2]} {match['result']}", flush=True)
+            passed = process.wait() == 0
         finally:
             end_leftovers(state.dir)
             scenario.destroy()
             state.remove()
-    return done.returncode == 0, time.monotonic() - start
+    return passed, time.monotonic() - start
 
 
 def report(key: str, passed: bool, seconds: float) -> None:
-    print(f"{key:22s} {'passed' if passed else 'FAILED':7s} {seconds:6.1f} s", flush=True)
+    print(f"{key}::scenario {'PASSED' if passed else 'FAILED'} {seconds:.1f} s", flush=True)
     if not passed:
         lines = log_of(key).read_text().splitlines()[-SHOWN_LINES:]
         print("\n".join(f"    {line}" for line in lines), flush=True)
@@ -111,6 +124,7 @@ def main() -> int:
     known = scenarios()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("scenarios", nargs="*", metavar="SCENARIO", help=f"default: all of {', '.join(known)}")
+    parser.add_argument("--images", action="store_true", help="only make the images of these scenarios")
     parser.add_argument("-j", "--jobs", type=int, default=2, help="number of scenarios at a time (default 2)")
     args = parser.parse_args()
     unknown = [key for key in args.scenarios if key not in known]
@@ -129,6 +143,8 @@ def main() -> int:
     chosen = args.scenarios or [key for key in known[::-1] if key not in ON_REQUEST]
     try:
         variables = images(chosen)
+        if args.images:
+            return 0
         with ThreadPoolExecutor(args.jobs) as pool:
             running = {key: pool.submit(run, key, variables) for key in chosen}
             try:

@@ -1,0 +1,97 @@
+"""Which stages run beside each other, and how long the rest takes. Nothing here starts a process."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Stage:
+    name: str
+    argv: tuple[str, ...]
+    # On two quiet cores, until a run on this machine gives a better figure.
+    seconds: float = 10
+    # Cores that it keeps busy.
+    slots: float = 1
+    # It compares times or rates, so another stage that does so must not run at the same time.
+    measures: bool = False
+    # The stage that must have passed before.
+    after: str = ""
+    needs_root: bool = False
+    env: Mapping[str, str] = field(default_factory=dict, hash=False, compare=False)
+
+
+def startable(
+    waiting: Sequence[Stage], running: Collection[Stage], ended: Collection[str], budget: float
+) -> list[Stage]:
+    """The stages to start now. The order of `waiting` is the order of preference.
+
+    A stage that lacks slots keeps later ones from starting: otherwise small stages would delay a wide one for ever.
+    """
+    chosen: list[Stage] = []
+    for stage in waiting:
+        now = [*running, *chosen]
+        if (stage.after and stage.after not in ended) or (stage.measures and any(one.measures for one in now)):
+            continue
+        if now and sum(one.slots for one in now) + stage.slots > budget:
+            break
+        chosen.append(stage)
+    return chosen
+
+
+def time_left(
+    waiting: Sequence[Stage],
+    running: Mapping[Stage, float],
+    ended: Collection[str],
+    budget: float,
+    expected: Callable[[Stage], float],
+) -> float:
+    """Seconds until all stages have ended, by playing the schedule. `running` has the seconds left of each stage."""
+    rest, now, done, clock = list(waiting), dict(running), set(ended), 0.0
+    while rest or now:
+        for stage in startable(rest, now, done, budget):
+            rest.remove(stage)
+            now[stage] = expected(stage)
+        if not now:
+            # What is left waits for a stage that failed.
+            break
+        step = min(now.values())
+        clock += step
+        done |= {stage.name for stage, left in now.items() if left <= step}
+        now = {stage: left - step for stage, left in now.items() if left > step}
+    return clock
+
+
+@dataclass(frozen=True)
+class Known:
+    """What the last passed run of a stage on this machine took."""
+
+    seconds: float
+    tests: int
+
+
+class History:
+    """Seconds and number of tests of each stage, kept from run to run."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        try:
+            self.known = {name: Known(**one) for name, one in json.loads(file.read_text()).items()}
+        except (OSError, ValueError, TypeError, AttributeError):
+            self.known = {}
+
+    def seconds(self, stage: Stage) -> float:
+        return self.known[stage.name].seconds if stage.name in self.known else stage.seconds
+
+    def tests(self, stage: Stage) -> int:
+        return self.known[stage.name].tests if stage.name in self.known else 1
+
+    def add(self, name: str, seconds: float, tests: int) -> None:
+        self.known[name] = Known(round(seconds, 1), tests)
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        part = self.file.with_suffix(".new")
+        part.write_text(json.dumps({name: vars(one) for name, one in sorted(self.known.items())}, indent=1))
+        part.replace(self.file)
