@@ -29,7 +29,6 @@ from cluster.core.state import CACHE, terraform_binary, write_terraform_cli_conf
 
 SHELL_FILES = [".ci/run", "bin/lock", "bin/terraform"]
 LINT = {
-    "ansible-lint": [BIN / "ansible-lint", "--offline", "-q"],
     "ruff check": [BIN / "ruff", "check", "."],
     "ruff format": [BIN / "ruff", "format", "--check", "."],
     "mypy": [BIN / "mypy"],
@@ -41,7 +40,12 @@ LINT = {
 }
 # make test-cuda runs them: too large for every run.
 ON_REQUEST = ("horovod/cuda", "nvidia_driver/forced")
+MEASURING_ROLES = ("fabric", "jupyterlab", "monitoring")
 FAST_ROLES = ("ssh", "mpi", "data")
+FAST_SWEEP = [
+    f"tests/e2e/test_sweep.py::test_{name}"
+    for name in ("measured_steps_agree_with_the_network_rate", "report_marks_results_as_emulated")
+]
 
 
 def environment(tmp: str) -> dict[str, str]:
@@ -67,10 +71,12 @@ def check() -> list[Stage]:
     reports = sorted(path.relative_to(ROOT) for pattern in slow for path in ROOT.glob(pattern))
     others = pytest("tests/unit", *(f"--ignore-glob={pattern}" for pattern in slow))
     return [
-        Stage("unit tests", others, seconds=50),
-        Stage("unit tests of reports", pytest(*reports), seconds=40),
+        # The longest first.
+        Stage("unit tests", others, seconds=60),
         Stage("command line", pytest("tests/cli"), seconds=41),
-        *(Stage(name, tuple(map(str, argv))) for name, argv in LINT.items()),
+        Stage("unit tests of reports", pytest(*reports), seconds=30),
+        Stage("ansible-lint", (str(BIN / "ansible-lint"), "--offline", "-q"), seconds=30),
+        *(Stage(name, tuple(map(str, argv)), seconds=3) for name, argv in LINT.items()),
     ]
 
 
@@ -82,14 +88,15 @@ def terraform() -> list[Stage]:
         script = " && ".join(shlex.join(here + step) for step in [*steps, ["test", "-no-color"]])
         # One data folder per root, inside that of the run.
         script = f'export TF_DATA_DIR="$TF_DATA_DIR-{root.name}"; {script}'
-        found.append(Stage(f"terraform {root.name}", ("sh", "-c", script), seconds=15))
+        found.append(Stage(f"terraform {root.name}", ("sh", "-c", script), seconds=5))
     return found
 
 
 def molecule(chosen: list[str]) -> list[Stage]:
     argv = (str(BIN / "python"), "tests/molecule/run.py")
     return [
-        Stage(f"molecule {key}", (*argv, key), seconds=70, slots=0.5, after="images", needs_root=True) for key in chosen
+        Stage(f"molecule {key}", (*argv, key), 60, 0.5, key in MEASURING_ROLES, after="images", needs_root=True)
+        for key in chosen
     ]
 
 
@@ -107,16 +114,18 @@ def everything() -> list[Stage]:
     return [
         images(),
         # They compare times, so only a stage that mostly waits runs beside them.
-        booting("end to end", "tests/e2e/test_cluster.py", seconds=360, slots=1.5, measures=True),
+        booting("sweep", "tests/e2e/test_sweep.py", seconds=200, slots=1.5, measures=True),
         booting("data", "tests/e2e/test_data.py", seconds=70, slots=1.5, measures=True),
-        booting("gpulab", "tests/testbeds/test_gpulab_jobs.py", seconds=180, slots=1.5, measures=True),
-        booting("virtual wall", "tests/testbeds/test_virtualwall.py", seconds=180, slots=1.5, measures=True),
-        booting("bare metal", "tests/e2e/test_baremetal.py", seconds=100, slots=1.5, measures=True),
+        # Their trials must work, but no test compares their times.
+        booting("gpulab", "tests/testbeds/test_gpulab_jobs.py", seconds=180, measures=True),
+        booting("virtual wall", "tests/testbeds/test_virtualwall.py", seconds=180, measures=True),
+        booting("bare metal", "tests/e2e/test_baremetal.py", seconds=100, measures=True),
         *molecule([key for key in scenarios()[::-1] if key not in ON_REQUEST]),
+        booting("end to end", "tests/e2e/test_cluster.py", seconds=140),
         Stage("testbeds", pytest("tests/testbeds", *ignored("gpulab_jobs", "virtualwall")), seconds=60, slots=0.5),
         Stage("aws", pytest("tests/aws"), seconds=106, slots=0.5),
         Stage("browser", pytest("tests/browser"), seconds=60),
-        Stage("checkov", pytest("tests/checkov"), seconds=52),
+        Stage("checkov", pytest("tests/checkov"), seconds=15),
         *check(),
         *terraform(),
     ]
@@ -129,7 +138,7 @@ def ignored(*names: str) -> list[str]:
 def fast() -> list[Stage]:
     return [
         images(*FAST_ROLES),
-        booting("end to end", "tests/e2e/test_data.py", seconds=70, slots=1.5, measures=True),
+        booting("deploy and sweep", *FAST_SWEEP, seconds=60, slots=1.5, measures=True),
         *molecule(list(FAST_ROLES)),
         *check(),
         *terraform(),

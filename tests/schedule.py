@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,21 +26,38 @@ class Stage:
 
 
 def startable(
-    waiting: Sequence[Stage], running: Collection[Stage], ended: Collection[str], budget: float
+    waiting: Sequence[Stage],
+    running: Mapping[Stage, float],
+    ended: Collection[str],
+    budget: float,
+    expected: Callable[[Stage], float],
 ) -> list[Stage]:
-    """The stages to start now. The order of `waiting` is the order of preference.
+    """The stages to start now. The order of `waiting` is the order of preference; `running` has the seconds left.
 
-    A stage that lacks slots keeps later ones from starting: otherwise small stages would delay a wide one for ever.
+    Once a stage lacks slots, a later one starts only if it ends before there are enough: small stages must not delay a
+    wide one for ever.
     """
-    chosen: list[Stage] = []
+    chosen: dict[Stage, float] = {}
+    limit = math.inf
     for stage in waiting:
-        now = [*running, *chosen]
+        now = {**running, **chosen}
         if (stage.after and stage.after not in ended) or (stage.measures and any(one.measures for one in now)):
             continue
         if now and sum(one.slots for one in now) + stage.slots > budget:
+            limit = min(limit, seconds_until(now, stage.slots, budget))
+        elif expected(stage) <= limit:
+            chosen[stage] = expected(stage)
+    return list(chosen)
+
+
+def seconds_until(running: Mapping[Stage, float], slots: float, budget: float) -> float:
+    """When this many slots will be free."""
+    free, seconds = budget - sum(stage.slots for stage in running), 0.0
+    for stage, left in sorted(running.items(), key=lambda item: item[1]):
+        if free >= slots:
             break
-        chosen.append(stage)
-    return chosen
+        free, seconds = free + stage.slots, left
+    return seconds
 
 
 def time_left(
@@ -49,10 +67,10 @@ def time_left(
     budget: float,
     expected: Callable[[Stage], float],
 ) -> float:
-    """Seconds until all stages have ended, by playing the schedule. `running` has the seconds left of each stage."""
+    """Seconds until all stages have ended, by playing the schedule."""
     rest, now, done, clock = list(waiting), dict(running), set(ended), 0.0
     while rest or now:
-        for stage in startable(rest, now, done, budget):
+        for stage in startable(rest, now, done, budget, expected):
             rest.remove(stage)
             now[stage] = expected(stage)
         if not now:

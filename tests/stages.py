@@ -128,7 +128,7 @@ class Run:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self.interrupt)
         while (self.waiting or self.running) and not self.interrupted:
-            for stage in startable(self.waiting, [one.stage for one in self.running], self.ended, self.budget):
+            for stage in startable(self.waiting, self.left(), self.ended, self.budget, self.history.seconds):
                 self.start(stage)
             if not self.running:
                 self.give_up()
@@ -212,13 +212,15 @@ class Run:
             self.counts["failed"] += 1
         self.waiting = []
 
+    def left(self) -> dict[Stage, float]:
+        """Seconds left of each running stage. One that takes longer than expected is taken to need a tenth more."""
+        return {one.stage: max(one.expected - one.seconds, one.seconds / 10) for one in self.running}
+
     def say(self, text: str, left: bool = False) -> None:
         if left:
             tests = sum(map(self.history.tests, self.waiting))
             tests += sum(max((one.collected or self.history.tests(one.stage)) - one.ended, 0) for one in self.running)
-            # A stage that takes longer than expected is taken to need a tenth more.
-            running = {one.stage: max(one.expected - one.seconds, one.seconds / 10) for one in self.running}
-            seconds = time_left(self.waiting, running, self.ended, self.budget, self.history.seconds)
+            seconds = time_left(self.waiting, self.left(), self.ended, self.budget, self.history.seconds)
             text += f"  [{tests} left, about {seconds // 60:.0f}:{seconds % 60:02.0f}]"
         print(f"\r\033[K{text}" if self.live else text, flush=True)
         self.last_line = time.monotonic()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -41,18 +42,22 @@ def checkov() -> Path:
     with (CACHE / "checkov.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (folder / ".complete").exists():
-            subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
-            pip = [
-                folder / "bin/pip",
+            uv = Path(sys.executable).parent / "uv"
+            shutil.rmtree(folder, ignore_errors=True)
+            subprocess.run([uv, "venv", "--quiet", "--python", sys.executable, folder], check=True)
+            install = [
+                uv,
+                "pip",
                 "install",
                 "--quiet",
-                "--disable-pip-version-check",
+                "--python",
+                folder / "bin/python",
                 "--require-hashes",
                 "-r",
                 LOCK,
             ]
-            done = subprocess.run(pip, capture_output=True, text=True)
-            assert done.returncode == 0, f"pip install checkov: {done.stderr[-2000:]}"
+            done = subprocess.run(install, capture_output=True, text=True)
+            assert done.returncode == 0, f"uv pip install checkov: {done.stderr[-2000:]}"
             (folder / ".complete").touch()
     return folder / "bin/checkov"
 

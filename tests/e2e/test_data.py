@@ -6,13 +6,12 @@ The tests depend on each other and run in order; the cluster is always removed a
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 import yaml
-from test_cluster import BIN, ROOT, make_env, podman, run
+from environments import BIN, ROOT, make_env, podman, remove, run
 
 ENV = "e2edata"
 FOLDER = ROOT / "results" / ENV / "data"
@@ -34,16 +33,10 @@ pytestmark = pytest.mark.timeout(1200)
 
 @pytest.fixture(scope="module", autouse=True)
 def environment():
-    def remove() -> None:
-        if (ROOT / "inventories" / ENV).exists():
-            run(BIN / "cluster", "--env", ENV, "destroy", ok=False)
-            shutil.rmtree(ROOT / "inventories" / ENV)
-        shutil.rmtree(ROOT / "results" / ENV, ignore_errors=True)
-
-    remove()
+    remove(ENV)
     make_env(ENV, 84, 2)
     yield
-    remove()
+    remove(ENV)
 
 
 @pytest.fixture(scope="module")

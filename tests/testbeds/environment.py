@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from cluster.core import config
@@ -19,6 +20,8 @@ BIN = ROOT / ".venv/bin"
 
 class Environment:
     def __init__(self, name: str, provider: str, folder: Path) -> None:
+        if os.geteuid() != 0:
+            pytest.fail("this test boots nodes and needs root")
         self.name, self.provider, self.folder = name, provider, folder
         self.state = State(name)
         self.inventory = ROOT / "inventories" / name

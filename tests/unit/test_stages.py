@@ -17,7 +17,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tests"))
 
-from schedule import History, Stage, startable, time_left  # noqa: E402
+from schedule import History, Stage, seconds_until, startable, time_left  # noqa: E402
 
 DRIVER = """
 import json, os, sys
@@ -56,30 +56,38 @@ def stage(name: str, slots: float = 1, **fields: Any) -> Stage:
     return Stage(name, (), slots=slots, **fields)
 
 
+def start(
+    waiting: list[Stage], running: dict[Stage, float] | None = None, ended: list[str] | None = None, budget: float = 2
+) -> list[Stage]:
+    return startable(waiting, running or {}, ended or [], budget, lambda one: one.seconds)
+
+
 def test_stages_run_side_by_side_within_the_budget() -> None:
     first, second, third = stage("a"), stage("b", 0.5), stage("c", 0.5)
-    assert startable([first, second, third], [], [], 2) == [first, second, third]
-    assert startable([first, stage("d", 1.5)], [], [], 2) == [first]
+    assert start([first, second, third]) == [first, second, third]
+    assert start([first, stage("d", 1.5)]) == [first]
 
 
 def test_stage_waits_for_the_one_it_needs() -> None:
     images, nodes, lint = stage("images"), stage("nodes", after="images"), stage("lint")
-    assert startable([images, nodes, lint], [], [], 2) == [images, lint]
-    assert startable([nodes], [lint], ["images"], 2) == [nodes]
+    assert start([images, nodes, lint]) == [images, lint]
+    assert start([nodes], {lint: 9.0}, ended=["images"]) == [nodes]
 
 
 def test_stages_that_measure_never_run_at_once() -> None:
     first, second, other = stage("a", 0.5, measures=True), stage("b", 0.5, measures=True), stage("c", 0.5)
-    assert startable([first, second, other], [], [], 8) == [first, other]
+    assert start([first, second, other], budget=8) == [first, other]
 
 
 def test_small_stages_do_not_delay_a_wide_one_for_ever() -> None:
-    wide, small = stage("wide", 2), stage("small", 0.5)
-    assert startable([wide, small], [stage("running", 0.5)], [], 2) == []
+    wide, short, long = stage("wide", 2), stage("short", 0.5, seconds=20), stage("long", 0.5, seconds=40)
+    assert start([wide, long, short], {stage("running", 0.5): 30.0}) == [short]
+    running = {stage("soon", 0.5): 5.0, stage("later", 1): 30.0, stage("last", 0.5): 60.0}
+    assert seconds_until(running, 1, 2) == 30
 
 
 def test_stage_wider_than_the_machine_runs_alone() -> None:
-    assert [one.name for one in startable([stage("wide", 4), stage("small", 0.5)], [], [], 2)] == ["wide"]
+    assert [one.name for one in start([stage("wide", 4), stage("small", 0.5)])] == ["wide"]
 
 
 def test_time_left_plays_the_schedule() -> None:
