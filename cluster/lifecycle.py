@@ -59,7 +59,8 @@ def deploy(env: str, nodes: int | None, as_json: bool) -> None:
     wheelhouse.check(image.wheelhouses_of(cluster), cluster.os_release)
     provider = registry.provider(state, cluster)
     provider.check()
-    with state.locked(), lock.deploying(cluster.provider, progress):
+    waiting = lock.deploying(cluster.provider, progress.waiting)
+    with state.locked(), progress.phase("deploy", quiet=True), waiting:
         if ended := end_leftovers(state.dir):
             progress(f"stopped {ended} processes of an interrupted run")
         state.prepare()
@@ -97,7 +98,7 @@ def apply(state: State, cluster: Cluster, provider: Provider, progress: Progress
             known = root.output()
     else:
         provider.remove_leftovers()
-    root.apply(provider.repair(known, progress) if known else [])
+    root.apply(provider.repair(known, progress) if known else [], progress)
     root.cluster_file.replace(state.cluster_file)
     return root.output()
 
@@ -192,7 +193,7 @@ def destroy(env: str) -> None:
             state.prepare()
         if state.tfstate.exists():
             with progress.phase("terraform destroy"):
-                Root(state, cluster, provider).destroy()
+                Root(state, cluster, provider).destroy(progress)
         with progress.phase("remove leftovers"):
             state.prepare()
             provider.remove_leftovers()
@@ -211,7 +212,8 @@ def training_image(env: str, device: str) -> None:
     state, cluster, progress = State(env), config.load(env), Progress(env)
     with state.locked():
         state.prepare()
-        name = build(state, cluster, progress, device)
+        with progress.phase("training image"):
+            name = build(state, cluster, progress, device)
     progress(f"built {name}\n  push it where GPULab can pull it: podman push {name} REGISTRY/horovod-training:1")
     progress("then name it in cluster.gpulab.image")
 

@@ -27,14 +27,16 @@ def run(env: str, nodes: int | None) -> int:
     provider.check()
     with state.locked():
         state.prepare()
-        provider.prepare(progress)
-        provider.planned_image(progress)
+        with progress.phase("plan", quiet=True):
+            provider.prepare(progress)
+            provider.planned_image(progress)
         root = Root(state, cluster, provider)
         if cluster.provider == "baremetal":
             # It creates nothing, and the inventory needs its output.
-            root.apply([])
+            root.apply([], progress)
         else:
-            changed, text = root.plan()
+            with progress.phase("plan", quiet=True), progress.part("terraform", f"comparing {cluster.nodes} nodes"):
+                changed, text = root.plan()
             print(text if changed else "terraform: nothing to change")
         try:
             contract = read_output(state)
@@ -43,5 +45,7 @@ def run(env: str, nodes: int | None) -> int:
             return 0
         lab.prepare(state, cluster, contract)
         progress(f"ansible: what would change on {len(contract.nodes)} nodes")
-        print(playbook(state, "site.yml", progress, "--check", "--diff", cluster_file=root.cluster_file))
+        with progress.phase("plan", quiet=True):
+            text = playbook(state, "site.yml", progress, "--check", "--diff", cluster_file=root.cluster_file)
+        print(text)
     return 0

@@ -12,12 +12,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from python_terraform import IsFlagged, IsNotFlagged, Terraform
+from python_terraform import IsFlagged, Terraform
 
 from cluster.core import contract, errors
 from cluster.core.config import ROOT, Cluster
 from cluster.core.errors import InfraError
-from cluster.core.process import reason
+from cluster.core.process import reason, run_logged
+from cluster.core.progress import Progress
 from cluster.core.state import State, terraform_binary, write_file
 from cluster.providers.base import Provider
 
@@ -48,6 +49,32 @@ MOVED_TOOLS = {
 # Its errors are reported by _checked.
 logging.getLogger("python_terraform").addHandler(logging.NullHandler())
 logging.getLogger("python_terraform").propagate = False
+
+
+class Changes:
+    """For watch: shows what Terraform creates or removes now, and how much of its plan is done."""
+
+    def __init__(self, progress: Progress) -> None:
+        self.progress, self.total, self.done = progress, 0, 0
+        self.running: dict[str, str] = {}
+
+    def __call__(self, line: str) -> None:
+        if match := re.match(r"Plan: (\d+) to add, (\d+) to change, (\d+) to destroy", line):
+            self.total = sum(map(int, match.groups()))
+        elif match := re.match(r"(\S+): (Creating|Modifying|Destroying)\.\.\.", line):
+            self.running[match[1]] = f"{match[2].lower()} {short_name(match[1])}"
+        elif match := re.match(r"(\S+): (?:Creation|Modifications|Destruction) complete", line):
+            self.running.pop(match[1], None)
+            self.done += 1
+        else:
+            return
+        self.progress.now("terraform", "; ".join([f"{self.done} of {self.total} changes done", *self.running.values()]))
+
+
+def short_name(address: str) -> str:
+    """module.net.terraform_data.node["w1"] -> node w1"""
+    match = re.search(r'([^."\[\]]+)(?:\["?([^"\]]+)"?\])?$', address)
+    return " ".join(part for part in match.groups() if part) if match else address
 
 
 class Root:
@@ -88,12 +115,23 @@ class Root:
         variables = shared | self.provider.variables()
         return {"state": str(self.state.tfstate), "input": False, "no_color": IsFlagged, "var": variables}
 
-    def apply(self, replace: list[str]) -> str:
-        """Create what is missing, and again the addresses in replace, which Terraform believes to exist."""
+    def _change(self, command: str, progress: Progress, replace: list[str]) -> None:
+        """apply or destroy. python-terraform would return their output only at the end."""
         self.init()
-        options = self._options() | ({"replace": replace} if replace else {})
-        with interrupted_last():
-            return self._checked("apply", self._terraform.apply(skip_plan=True, **options))
+        options = self._options() | {"auto_approve": IsFlagged, "replace": replace}
+        argv = self._terraform.generate_cmd_string(command, **options)
+        log, what, watch = self.state.log("terraform"), f"terraform {command}", Changes(progress)
+        try:
+            with interrupted_last(), progress.part("terraform", "comparing with the last deploy"):
+                run_logged(argv, log, self.state.environment(), what, cwd=self.dir, watch=watch)
+        except InfraError as error:
+            raise errors.take(self.state.dir) or error from None
+        finally:
+            self._terraform.temp_var_files.clean_up()
+
+    def apply(self, replace: list[str], progress: Progress) -> None:
+        """Create what is missing, and again the addresses in replace, which Terraform believes to exist."""
+        self._change("apply", progress, replace)
 
     def plan(self) -> tuple[bool, str]:
         """Whether an apply would change anything, and what."""
@@ -101,11 +139,8 @@ class Root:
         result = self._terraform.plan(**self._options())
         return result[0] == 2, self._checked("plan", result, ok=(0, 2))
 
-    def destroy(self) -> None:
-        self.init()
-        options = self._options() | {"force": IsNotFlagged, "auto_approve": IsFlagged}
-        with interrupted_last():
-            self._checked("destroy", self._terraform.destroy(**options))
+    def destroy(self, progress: Progress) -> None:
+        self._change("destroy", progress, [])
 
     def output(self) -> contract.Contract:
         return read_output(self.state, self._terraform)

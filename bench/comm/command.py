@@ -21,6 +21,7 @@ from cluster import tuning
 from cluster.core import lock
 from cluster.core.contract import Contract
 from cluster.core.errors import UserError
+from cluster.core.progress import Progress
 from cluster.core.state import State
 from cluster.terraform import read_output
 
@@ -79,7 +80,12 @@ def measure(args: argparse.Namespace, contract: Contract) -> int:
         raise UserError("--engine nccl: the nodes have no GPUs; choose another engine")
     cases = [Case(name, n) for name in args.collective or ["all_reduce"] for n in sizes(args.smallest, args.largest)]
     settings = tuning.UNTUNED if args.untuned else unfold.tuning_of(contract, fabric, tuning.load(args.env))
-    with lock.measuring(contract.provider), closing(Communication(contract, fabric, count)) as communication:
+    progress = Progress(f"{args.env} {fabric}", stderr=args.json)
+    with (
+        progress.phase(f"comm: {len(cases)} cases with {', '.join(engines)} on {count} nodes"),
+        lock.measuring(contract.provider, progress.waiting),
+        closing(Communication(contract, fabric, count, progress)) as communication,
+    ):
         topology = communication.topology()
         ring = communication.links()
         link_gbps = min(row["gbps"] for row in ring)

@@ -7,6 +7,7 @@ import os
 import statistics
 import time
 from dataclasses import dataclass
+from functools import partial
 from subprocess import PIPE, Popen, TimeoutExpired
 from typing import Any
 
@@ -14,12 +15,13 @@ from bench.plan import scale_model
 from bench.sweep.executors import SshExecutor, install_worker
 from bench.sweep.launch import Launch
 from bench.worker import protocol, step_statistics
-from bench.worker.protocol import CaseDone, CaseSpec, Event, LaunchSpec, Spec
+from bench.worker.protocol import CaseDone, CaseSpec, Event, LaunchSpec, Spec, Started, WarmUp
 from cluster import tuning
 from cluster.core import ssh, worker_files
 from cluster.core.contract import Contract
 from cluster.core.errors import InfraError
-from cluster.core.process import die_with_parent
+from cluster.core.process import Lines, die_with_parent
+from cluster.core.progress import Progress
 from cluster.tuning import Tuning
 
 SIZE_FACTOR = 4
@@ -59,9 +61,11 @@ def sizes(smallest: int, largest: int) -> list[int]:
 class Communication:
     """Measures on some nodes of one fabric."""
 
-    def __init__(self, contract: Contract, fabric: str, count: int, factor: float | None = None) -> None:
+    def __init__(
+        self, contract: Contract, fabric: str, count: int, progress: Progress, factor: float | None = None
+    ) -> None:
         """factor: the scale factor (default: from nodes and rate)."""
-        self.contract, self.fabric = contract, fabric
+        self.contract, self.fabric, self.progress = contract, fabric, progress
         self.names = [name for name, _ in contract.ordered()][:count]
         self.rate = contract.fabrics[fabric].rate_gbps
         self.slots = min(contract.nodes[name].gpus for name in self.names)
@@ -78,8 +82,10 @@ class Communication:
         process = Popen(argv, stdin=read_end, stdout=PIPE, stderr=PIPE, text=True, preexec_fn=die_with_parent)
         os.close(read_end)
         where = f"{launch.engine} on {len(launch.hosts)} nodes"
+        self.progress.now("launch", f"{where}: starting")
+        out, err = Lines(process.stdout, partial(self.show, where)), Lines(process.stderr)
         try:
-            out, err = process.communicate(timeout=limit)
+            process.wait(timeout=limit)
         except TimeoutExpired:
             raise InfraError(f"{where}: timeout after {limit:.0f} s") from None
         finally:
@@ -88,10 +94,23 @@ class Communication:
                 process.wait(timeout=self.executor.grace)
             except TimeoutExpired:
                 process.kill()
+            self.progress.now("launch", "")
         if process.returncode:
-            last = ([line.strip() for line in err.splitlines() if line.strip()] or ["no output"])[-1]
+            last = ([line.strip() for line in err.text().splitlines() if line.strip()] or ["no output"])[-1]
             raise InfraError(f"{where} failed: {last[:300]}")
-        return [event for line in out.splitlines() if (event := protocol.parse(line))]
+        return [event for line in out.text().splitlines() if (event := protocol.parse(line))]
+
+    def show(self, where: str, line: str) -> None:
+        """Show the event of the worker that a line holds, if any."""
+        match protocol.parse(line):
+            case Started(size):
+                self.progress.now("launch", f"{where}: {size} processes started")
+            case CaseDone(identifier):
+                self.progress.now("launch", f"{where}: measured {identifier}")
+            case WarmUp(identifier):
+                self.progress.now("launch", f"{where}: warming up")
+            case protocol.Progress(_, rate):
+                self.progress.now("launch", f"{where}: {rate:.1f} images/s so far")
 
     def launch(self, engine: str, settings: Tuning, spec: Spec, program: str = "collectives") -> Launch:
         fabric = self.contract.fabrics[self.fabric]
@@ -121,6 +140,7 @@ class Communication:
             by_settings.setdefault(chosen, []).append(spec)
         measured: dict[str, CaseDone] = {}
         for chosen, specs in by_settings.items():
+            self.progress.now("cases", f"{engine}: {len(measured)} of {len(cases)} cases measured")
             limit = START_LIMIT + len(specs) * (10 * seconds + 30)
             launch_engine = chosen.engine if engine == "horovod" else engine
             launch = self.launch(launch_engine, chosen, self.case_spec(launch_engine, specs))
@@ -164,10 +184,12 @@ class Communication:
     def links(self) -> list[dict[str, Any]]:
         """iperf3 between ring neighbours at the same rate, in the modelled cluster's units."""
         # A launch without cases only sets the rate.
+        self.progress.now("cases", "setting the rate of every node")
         self.events(self.launch("ddp", Tuning(), self.case_spec("ddp", [])), START_LIMIT)
         head = self.names[0]
         words = ["python3", worker_files.folder(), "links", str(LINK_SECONDS), *self.names]
         argv = ssh.as_training_account(self.contract, head, words)
+        self.progress.now("cases", f"iperf3 between {len(self.names)} neighbours, {LINK_SECONDS} s each")
         done = ssh.gather({head: argv}, timeout=START_LIMIT + 10 * len(self.names))[head]
         if done.returncode:
             raise InfraError(f"iperf3 between ring neighbours: {done.stderr.strip()[-300:]}")
@@ -176,6 +198,7 @@ class Communication:
 
     def topology(self) -> list[dict[str, Any]]:
         """The topology of every node, with its neighbour in the ring."""
+        self.progress.now("cases", "reading the topology")
         words = ["python3", worker_files.folder(), "topology", self.contract.fabrics[self.fabric].interface]
         argvs = {name: ssh.as_training_account(self.contract, name, words) for name in self.names}
         rows = []

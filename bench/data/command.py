@@ -5,16 +5,14 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
 from bench.worker.shards import DataError
 from cluster.core.errors import UserError
-from cluster.core.terminal import Console
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -57,9 +55,21 @@ def run(args: argparse.Namespace) -> int:
         raise UserError(str(error)) from None
 
 
-def progress(quiet: bool) -> Progress:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    return Progress(*columns, console=Console(stderr=True), disable=quiet or not sys.stderr.isatty())
+@contextmanager
+def counted(action: str, what: str, total: int) -> Iterator[Callable[[int], None]]:
+    """Shows how many are done; yields the function that is called with the number of further ones."""
+    from cluster.core.progress import Progress
+
+    progress, done = Progress(stderr=True), 0
+
+    def step(more: int) -> None:
+        nonlocal done
+        done += more
+        progress.now(what, f"{done:,} of {total:,} {what}")
+
+    with progress.phase(action, quiet=True):
+        step(0)
+        yield step
 
 
 def positive(value: float, flag: str) -> None:
@@ -115,10 +125,9 @@ def build(args: argparse.Namespace, work: list[tuple[Any, Any]], check: Any) -> 
 
     total = sum(len(items) for _, groups in work for _, items in groups)
     finished: list[writer.Finished] = []
-    with progress(args.json) as bar:
-        task = bar.add_task("images", total=total)
+    with counted(f"data {args.action}", "images", total) as step:
         for folder, groups in work:
-            finished += writer.build(folder, groups, check, lambda n: bar.update(task, advance=n))
+            finished += writer.build(folder, groups, check, step)
     skipped = [entry for one in finished for entry in one.skipped]
     answer: dict[str, Any] = {
         "folders": [str(folder.path) for folder, _ in work],
@@ -143,9 +152,8 @@ def verify(args: argparse.Namespace) -> int:
     from bench.worker import shards
 
     index = shards.load_index(str(args.folder))
-    with progress(args.json) as bar:
-        task = bar.add_task("samples", total=index.samples)
-        problems = checks.verify(args.folder, lambda n: bar.update(task, advance=n))
+    with counted("data verify", "samples", index.samples) as step:
+        problems = checks.verify(args.folder, step)
     if args.json:
         print(json.dumps({"ok": not problems, "samples": index.samples, "problems": problems}, indent=1))
     else:
@@ -156,8 +164,12 @@ def verify(args: argparse.Namespace) -> int:
 
 def push(args: argparse.Namespace) -> int:
     from bench.data import copying
+    from cluster.core.progress import Progress
 
-    url = copying.push(args.folder, args.env, args.name or args.folder.resolve().name)
+    progress = Progress(stderr=True)
+    with progress.phase("data push", quiet=True):
+        progress.now("copy", f"reading the settings of {args.env}")
+        url = copying.push(args.folder, args.env, args.name or args.folder.resolve().name, progress)
     print(json.dumps({"data": f"shards:{url}"}) if args.json else f"line for a plan:  data: shards:{url}")
     return 0
 

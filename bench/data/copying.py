@@ -6,14 +6,19 @@ import json
 import re
 import shlex
 import subprocess
+from contextlib import suppress
 from pathlib import Path
+from subprocess import DEVNULL, PIPE, Popen
 
 from bench.worker import shards
 from cluster.core import files, ssh
 from cluster.core.config import ROOT
 from cluster.core.errors import InfraError, UserError
+from cluster.core.progress import Progress
 from cluster.core.state import State
 from cluster.terraform import read_output
+
+BLOCK = 1 << 20
 
 
 def role_variables(state: State, node: str) -> dict[str, str]:
@@ -30,7 +35,7 @@ def role_variables(state: State, node: str) -> dict[str, str]:
     return found
 
 
-def push(folder: Path, env: str, name: str) -> str:
+def push(folder: Path, env: str, name: str, progress: Progress) -> str:
     """Returns the address from which a plan reads the shards."""
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
         raise UserError(f"--name: {name!r} must be letters, digits, dots and dashes")
@@ -48,9 +53,19 @@ def push(folder: Path, env: str, name: str) -> str:
     # Shards first, so that the index never names a missing file.
     names = sorted((path.name for path in folder.iterdir() if path.suffix in (".tar", ".idx")), reverse=True)
     tar = ["tar", "-c", "-C", str(folder), "--owner=0", "--group=0", "--mode=a=rX", *names, shards.INDEX]
-    with subprocess.Popen(tar, stdout=subprocess.PIPE) as packing:
-        argv = ssh.argv(contract, contract.head, command)
-        done = subprocess.run(argv, stdin=packing.stdout, capture_output=True, text=True, check=False)
-    if done.returncode or packing.returncode:
-        raise InfraError(f"{contract.head}: cannot copy to {target}: {done.stderr.strip() or 'tar failed'}")
+    total = sum((folder / name).stat().st_size for name in names)
+    argv = ssh.argv(contract, contract.head, command)
+    with Popen(tar, stdout=PIPE) as packing, Popen(argv, stdin=PIPE, stdout=DEVNULL, stderr=PIPE) as receiving:
+        sent = 0
+        # If the head refuses, its reason is on standard error.
+        with suppress(BrokenPipeError):
+            while packing.stdout and receiving.stdin and (block := packing.stdout.read(BLOCK)):
+                receiving.stdin.write(block)
+                sent += len(block)
+                progress.now("copy", f"{sent / 1e6:,.0f} of {total / 1e6:,.0f} MB copied to {contract.head}")
+        if packing.stdout:
+            packing.stdout.close()
+        err = receiving.communicate()[1].decode(errors="replace").strip()
+    if receiving.returncode or packing.returncode:
+        raise InfraError(f"{contract.head}: cannot copy to {target}: {err or 'tar failed'}")
     return f"http://{contract.head}:{served['data_port']}/{name}"

@@ -6,6 +6,8 @@ import argparse
 import json
 import math
 import os
+from functools import partial
+from subprocess import DEVNULL, PIPE, Popen, TimeoutExpired
 from typing import Any
 
 from bench.results.runs import Run, load
@@ -14,6 +16,8 @@ from bench.sweep.launch import PYTHON
 from bench.worker import shards, stages
 from cluster.core import lock, ssh, worker_files
 from cluster.core.errors import InfraError, UserError
+from cluster.core.process import Lines
+from cluster.core.progress import Progress
 from cluster.core.state import State
 from cluster.core.tables import columns
 from cluster.terraform import read_output
@@ -23,11 +27,14 @@ def command(args: argparse.Namespace) -> int:
     cores = args.cores or (2 if args.env else len(os.sched_getaffinity(0)))
     run = load(args.run) if args.run else None
     wanted = need(args.rate, run)
-    if args.env:
-        found = on_node(args.env, args.node, cores, args.seconds, args.locations)
-    else:
-        with lock.measuring("local"):
-            found = stages.measure(args.locations, cores, args.seconds)
+    progress = Progress(stderr=True)
+
+    with progress.phase("data bench", quiet=True):
+        if args.env:
+            found = on_node(args.env, args.node, cores, args.seconds, args.locations, progress)
+        else:
+            with lock.measuring("local", progress.waiting):
+                found = stages.measure(args.locations, cores, args.seconds, partial(progress.now, "stage"))
     answer = {**found, "need": feed(found, wanted) if wanted else None}
     if run is not None:
         write_capacities(run, found)
@@ -35,7 +42,9 @@ def command(args: argparse.Namespace) -> int:
     return 0
 
 
-def on_node(env: str, node: str | None, cores: int, seconds: float, locations: list[str]) -> dict[str, Any]:
+def on_node(
+    env: str, node: str | None, cores: int, seconds: float, locations: list[str], progress: Progress
+) -> dict[str, Any]:
     """Measure on a node: only nodes reach the fabric. The default is the last one, which is not the head."""
     state = State(env)
     if not state.tfstate.exists():
@@ -45,15 +54,25 @@ def on_node(env: str, node: str | None, cores: int, seconds: float, locations: l
     place = node or names[-1]
     if place not in names:
         raise UserError(f"--node: {place} is not a node of {env}; choose one of {', '.join(names)}")
+    progress.now("stage", f"copying the worker to {place}")
     executors.install_worker(contract, [place])
     words = [PYTHON, worker_files.folder(), "stages", str(cores), str(seconds), *locations]
     argv = ssh.as_training_account(contract, place, words)
-    with state.locked(), lock.measuring(contract.provider):
-        done = ssh.gather({place: argv}, timeout=120 + 20 * seconds * len(locations))[place]
-    if done.returncode:
-        last = (done.stderr.strip().splitlines() or ["no output"])[-1]
-        raise (UserError if done.returncode == 2 else InfraError)(f"{place}: {last}")
-    found: dict[str, Any] = json.loads(done.stdout)
+    with (
+        state.locked(),
+        lock.measuring(contract.provider, progress.waiting),
+        Popen(argv, stdin=DEVNULL, stdout=PIPE, stderr=PIPE, text=True) as process,
+    ):
+        out, err = Lines(process.stdout), Lines(process.stderr, partial(progress.now, "stage"))
+        try:
+            code = process.wait(120 + 20 * seconds * len(locations))
+        except TimeoutExpired:
+            process.kill()
+            raise InfraError(f"{place}: timed out") from None
+    if code:
+        last = (err.text().strip().splitlines() or ["no output"])[-1]
+        raise (UserError if code == 2 else InfraError)(f"{place}: {last}")
+    found: dict[str, Any] = json.loads(out.text())
     return {"node": place, **found}
 
 

@@ -8,8 +8,9 @@ each near its default, so a run of three points changes only what it determines.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import count
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
@@ -109,8 +110,14 @@ class Calibration:
         return _setup(series, gpus, self.single_step_ms[series], rate_gbps)
 
 
-def calibrate(run: Path, fit_nodes: int | None = None, start: Parameters = DEFAULTS) -> Calibration:
+def calibrate(
+    run: Path,
+    fit_nodes: int | None = None,
+    start: Parameters = DEFAULTS,
+    show: Callable[[str], None] = lambda text: None,
+) -> Calibration:
     """Fit on all measured points, or on those of at most `fit_nodes` nodes, and hold out the others."""
+    show(f"reading {run}")
     # The model of a step does not include reading data.
     loaded = runs.load(run, field="--calibrate")
     trials = [t for t in loaded.trials if t.status == "ok" and t.step_ms and t.point.data == "synthetic"]
@@ -120,7 +127,7 @@ def calibrate(run: Path, fit_nodes: int | None = None, start: Parameters = DEFAU
     for engine in dict.fromkeys(trial.point.engine for trial in known):
         used = [trial for trial in known if trial.point.engine == engine and not _left_out(trial, fit_nodes)]
         if any(trial.point.nodes > 1 for trial in used):
-            fits[engine] = _fit(used, base, start)
+            fits[engine] = _fit(used, base, start, show)
     if not fits:
         why = "; ".join(["no successful trial on two or more nodes to fit the network on", *loaded.problems])
         raise UserError(f"--calibrate: {run}: {why}")
@@ -133,7 +140,7 @@ def calibrate(run: Path, fit_nodes: int | None = None, start: Parameters = DEFAU
     return Calibration(str(run), fits, base, tuple(residuals), tuple(loaded.problems))
 
 
-def _fit(used: Sequence[Trial], base: dict[Series, float], start: Parameters) -> Fit:
+def _fit(used: Sequence[Trial], base: dict[Series, float], start: Parameters, show: Callable[[str], None]) -> Fit:
     # scipy takes half a second to import, which only this path should pay.
     from scipy.optimize import least_squares
 
@@ -160,7 +167,10 @@ def _fit(used: Sequence[Trial], base: dict[Series, float], start: Parameters) ->
     def errors(fit: Fit) -> list[float]:
         return [math.log(_fitted_ms(trial, base, fit) / _measured(trial)) for trial in used]
 
+    tries = count(1)
+
     def misses(vector: Sequence[float]) -> list[float]:
+        show(f"{used[0].point.engine}: try {next(tries)} of the fit to {len(used)} trials")
         priors = [PRIOR_JITTER, PRIOR_LATENCY, PRIOR_NODES, *(PRIOR_LINK for _ in links)]
         found = [value / prior for value, prior in zip(vector, priors, strict=True)]
         return found + [error / _noise(trial) for error, trial in zip(errors(unpack(vector)), used, strict=True)]

@@ -15,7 +15,7 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -190,8 +190,12 @@ def _as_text(rows: Sequence[Row]) -> str:
 def _calibrate(args: argparse.Namespace) -> int:
     # This imports pydantic, which takes longer than a prediction.
     from bench.predict import calibrate
+    from cluster.core.progress import Progress
 
-    found = calibrate.calibrate(args.calibrate, args.fit_nodes)
+    progress = Progress(stderr=True)
+    with progress.phase("calibrate", quiet=True):
+        show = partial(progress.now, "fit")
+        found = calibrate.calibrate(args.calibrate, args.fit_nodes, show=show)
     for text in found.problems:
         print(f"bench: {found.run}: {text}", file=sys.stderr)
     rates: Sequence[float | None] = numbers(args.rate_gbps, "--rate-gbps") if args.rate_gbps else [None]

@@ -19,7 +19,7 @@ from bench.sweep.executors import Executor
 from bench.sweep.launch import Launch, SpecFile
 from bench.sweep.progress import Progress, console, label
 from bench.worker.protocol import Spec
-from cluster.core import lock, ssh
+from cluster.core import lock, progress, ssh
 from cluster.core.config import layout
 from cluster.core.errors import InfraError, UserError
 
@@ -47,19 +47,21 @@ class Sweep:
         rest = [(group, tuple(point for point in group.points if point.id not in done)) for group in self.groups]
         pending = [replace(group, points=points) for group, points in rest if points]
         if pending:
-            with lock.measuring(self.contract.provider):
-                self.measure(pending, Progress(work, present))
+            shown = progress.Progress(console=console)
+            with shown.phase("sweep", quiet=True), lock.measuring(self.contract.provider, shown.waiting):
+                shown.now("sweep", f"copying the worker to {len(self.names)} nodes")
+                self.measure(pending, Progress(work, present, shown))
         return self.spent
 
     def measure(self, groups: list[PointGroup], progress: Progress) -> None:
         begin = time.monotonic()
+        self.progress = progress
         self.offline = set(self.executor.offline(self.names))
         nodes = [name for name in self.names if name not in self.offline]
         file = self.executor.install(nodes, self.build_spec(groups))
         try:
-            with progress as self.progress:
-                for part, group in enumerate(groups):
-                    self.run_group(group, replace(file, part=part))
+            for part, group in enumerate(groups):
+                self.run_group(group, replace(file, part=part))
         finally:
             self.executor.restore(nodes)
         self.spent["other"] += time.monotonic() - begin - sum(self.spent.values())

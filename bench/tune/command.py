@@ -103,7 +103,12 @@ def better(candidate: Candidate, other: Candidate) -> bool:
 
 
 def search(
-    incumbent: Tuning, baseline: Tuning, measure: Measure, remaining: Callable[[], float], log: Callable[[str], None]
+    incumbent: Tuning,
+    baseline: Tuning,
+    measure: Measure,
+    remaining: Callable[[], float],
+    log: Callable[[str], None],
+    now: Callable[[str], None] = lambda text: None,
 ) -> Result:
     """remaining() is the rest of the time budget in seconds. The incumbent and the baseline are always measured."""
     current = Candidate(incumbent)
@@ -115,6 +120,7 @@ def search(
             if remaining() <= 0 and candidate not in fixed:
                 break
             begin = time.monotonic()
+            now(f"round {number + 1} of {ROUNDS}: {describe(candidate)}")
             try:
                 candidate.steps += measure(candidate.settings, seconds)
             except InfraError as error:
@@ -130,10 +136,10 @@ def search(
     return Result(winner, current, fixed[-1], everything)
 
 
-def small_below(contract: Contract, fabric: str, chosen: Tuning) -> int:
+def small_below(contract: Contract, fabric: str, chosen: Tuning, progress: Progress) -> int:
     """The smallest size at which the chosen settings beat the defaults. Not scaled: latency does not shrink."""
     cases = [Case("all_reduce", size) for size in sizes(64 << 10, 16 << 20)]
-    work = Communication(contract, fabric, len(contract.nodes), factor=1.0)
+    work = Communication(contract, fabric, len(contract.nodes), progress, factor=1.0)
     try:
         defaults, ours = (work.times(each.engine, each, cases, FIRST_SECONDS / 4) for each in (tuning.UNTUNED, chosen))
     finally:
@@ -192,8 +198,8 @@ def write(path: Path, fabric: str, settings: Tuning) -> None:
 class Steps:
     """Measures training steps as a sweep does, with given settings."""
 
-    def __init__(self, contract: Contract, plan: Plan) -> None:
-        self.plan, self.work = plan, Communication(contract, plan.fabrics[0], plan.nodes[0])
+    def __init__(self, contract: Contract, plan: Plan, progress: Progress) -> None:
+        self.plan, self.work = plan, Communication(contract, plan.fabrics[0], plan.nodes[0], progress)
         self.group = next(unfold.points(plan, contract))
         self.shaped = contract.fabrics[contract.active_fabric].shaped
 
@@ -228,22 +234,27 @@ def tune(args: argparse.Namespace, state: State, contract: Contract) -> int:
     plan = Plan(nodes=[count], batches=[args.batch], fabrics=[fabric], models=[args.model], device=args.device)
     check.check(plan, contract, count, max(node.gpus for node in contract.nodes.values()))
     before = tuning.choose(tuning.load(args.env), fabric, contract.fabrics[fabric])
+    progress = Progress(args.env, stderr=args.json)
 
-    def log(text: str) -> None:
-        if not args.json:
-            console.print(text)
+    def now(text: str) -> None:
+        progress.now("tune", text)
 
-    with lock.measuring(contract.provider):
-        deadline = time.monotonic() + 60 * args.minutes
-        measure = Steps(contract, plan)
-        with closing(measure.work):
-            result = search(before, tuning.UNTUNED, measure, lambda: deadline - time.monotonic(), log)
-        below = small_below(contract, fabric, result.winner.settings) if result.improved else 0
-    if result.improved:
-        log(f"messages below {below >> 10} KB are faster with the defaults of Horovod and OpenMPI")
-        write(tuning.file(args.env), fabric, result.winner.settings.model_copy(update={"small_below_bytes": below}))
-        if fabric == contract.active_fabric:
-            lifecycle.playbook(state, "site.yml", Progress(args.env, stderr=args.json))
+    with progress.phase(f"tune {fabric}", quiet=True):
+        with lock.measuring(contract.provider, progress.waiting):
+            now(f"copying the worker to {count} nodes")
+            deadline = time.monotonic() + 60 * args.minutes
+            measure = Steps(contract, plan, progress)
+            with closing(measure.work):
+                result = search(
+                    before, tuning.UNTUNED, measure, lambda: deadline - time.monotonic(), progress.line, now
+                )
+            now("comparing small messages with the defaults")
+            below = small_below(contract, fabric, result.winner.settings, progress) if result.improved else 0
+        if result.improved:
+            progress.line(f"messages below {below >> 10} KB are faster with the defaults of Horovod and OpenMPI")
+            write(tuning.file(args.env), fabric, result.winner.settings.model_copy(update={"small_below_bytes": below}))
+            if fabric == contract.active_fabric:
+                lifecycle.playbook(state, "site.yml", progress)
     report(args, fabric, result)
     return 0
 

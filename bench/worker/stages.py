@@ -169,23 +169,23 @@ def pipeline(index: Index, cores: int, seconds: float) -> Rate:
     return rate("pipeline", done, read, spent, used, cores)
 
 
-def measure(locations: list[str], cores: int, seconds: float) -> dict[str, Any]:
-    """Rates of all stages. Storage is timed per location; decoding, which does not depend on it, only once."""
+def measure(locations: list[str], cores: int, seconds: float, show: Callable[[str], None]) -> dict[str, Any]:
+    """Rates of all stages. Storage is timed per location; decoding, which does not depend on it, only once.
+
+    show gets the name of each stage when it starts.
+    """
     indexes = {location: shards.load_index(location) for location in locations}
     first = next(iter(indexes.values()))
-    return {
-        "cores": cores,
-        "image_bytes": first.bytes / first.samples,
-        "storage": {
-            location: {
-                "kind": "HTTP" if shards.is_url(location) else filesystem(Path(location)),
-                "stages": storage(index, seconds),
-                "pipeline": pipeline(index, cores, seconds),
-            }
-            for location, index in indexes.items()
-        },
-        "core": processing(first_images(first), seconds),
-    }
+    backends: dict[str, Any] = {}
+    for location, index in indexes.items():
+        kind = "HTTP" if shards.is_url(location) else filesystem(Path(location))
+        show(f"{location}: read and parse")
+        stages = storage(index, seconds)
+        show(f"{location}: the whole pipeline on {cores} cores")
+        backends[location] = {"kind": kind, "stages": stages, "pipeline": pipeline(index, cores, seconds)}
+    show("decode, augment and copy on one core")
+    core = processing(first_images(first), seconds)
+    return {"cores": cores, "image_bytes": first.bytes / first.samples, "storage": backends, "core": core}
 
 
 def filesystem(path: Path) -> str:
@@ -202,7 +202,8 @@ def main(argv: list[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     cores, seconds, *locations = argv
     try:
-        print(json.dumps(measure(locations, int(cores), float(seconds))))
+        found = measure(locations, int(cores), float(seconds), lambda text: print(text, file=sys.stderr, flush=True))
+        print(json.dumps(found))
     except shards.DataError as error:
         print(error, file=sys.stderr)
         return 2

@@ -50,7 +50,8 @@ def environment(path: Path, env: str) -> Iterator[None]:
 
 
 def on_stderr(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    if text:
+        print(text, file=sys.stderr, flush=True)
 
 
 @contextmanager
@@ -89,7 +90,7 @@ def _machine(provider: str, progress: Callable[[str], None], shared: bool) -> It
         return
 
     def wait(who: str) -> None:
-        progress(f"waiting for {who}: it would share this machine's cores")
+        progress(f"waiting for {who}: it would share this machine's cores" if who else "")
 
     with _hold(MACHINE, wait, shared, mode=0o666):
         yield
@@ -97,7 +98,7 @@ def _machine(provider: str, progress: Callable[[str], None], shared: bool) -> It
 
 @contextmanager
 def _hold(path: Path, busy: Callable[[str], None], shared: bool = False, mode: int = 0o644) -> Iterator[None]:
-    """busy gets the holders. It raises, or returns to wait."""
+    """busy gets the holders. It raises, or returns to wait; after that it gets an empty text."""
     if path in _ours:
         yield
         return
@@ -107,6 +108,7 @@ def _hold(path: Path, busy: Callable[[str], None], shared: bool = False, mode: i
         if not _try(file, operation):
             busy(" and ".join(map(str, _signatures(file))) or "another command")
             fcntl.flock(file, operation)
+            busy("")
         if not shared:
             os.ftruncate(file, 0)
         os.write(file, json.dumps(asdict(_signature())).encode() + b"\n")

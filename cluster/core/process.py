@@ -6,11 +6,13 @@ import ctypes
 import os
 import re
 import signal
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from subprocess import DEVNULL, STDOUT, Popen, TimeoutExpired
+from typing import IO
 
 from cluster.core.errors import InfraError
 
@@ -18,6 +20,7 @@ from cluster.core.errors import InfraError
 MARKER = "HOROVOD_CLUSTER_STATE"
 OWNER = "HOROVOD_CLUSTER_OWNER"
 PR_SET_PDEATHSIG = 1
+END_SECONDS = 10.0
 
 
 def die_with_parent() -> None:
@@ -50,8 +53,13 @@ def run_logged(
         try:
             follow(process, log, start, watch)
         except BaseException:
-            process.kill()
-            process.wait()
+            # Terraform and Ansible record what they did before they end.
+            process.terminate()
+            try:
+                process.wait(END_SECONDS)
+            except TimeoutExpired:
+                process.kill()
+                process.wait()
             raise
     with log.open(errors="replace") as written:
         written.seek(start)
@@ -81,6 +89,24 @@ def follow(process: Popen[bytes], log: Path, start: int, watch: Watch | None) ->
                 watch(line.decode(errors="replace"))
             if ended:
                 return
+
+
+class Lines(threading.Thread):
+    """Reads a pipe of a process to its end, and hands each line to watch as it comes."""
+
+    def __init__(self, pipe: IO[str] | None, watch: Watch = lambda line: None) -> None:
+        super().__init__(daemon=True)
+        self.pipe, self.watch, self.lines = pipe, watch, list[str]()
+        self.start()
+
+    def run(self) -> None:
+        for line in self.pipe or ():
+            self.lines.append(line)
+            self.watch(line.rstrip("\n"))
+
+    def text(self) -> str:
+        self.join()
+        return "".join(self.lines)
 
 
 class PlaybookTasks:

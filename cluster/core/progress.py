@@ -57,8 +57,12 @@ class Progress:
         self._last_line = time.monotonic()
 
     def __call__(self, text: str) -> None:
-        """Print a line that stays."""
-        self.console.print(f"[{time.monotonic() - STARTED:6.1f} s] {text}")
+        """Print a line that stays, with the time since the command started."""
+        self.line(f"[{time.monotonic() - STARTED:6.1f} s] {text}")
+
+    def line(self, text: str) -> None:
+        """Print a line that stays, as it is."""
+        self.console.print(text)
         self._last_line = time.monotonic()
 
     def now(self, part: str, text: str) -> None:
@@ -68,6 +72,12 @@ class Progress:
                 self._parts[part] = text
             else:
                 self._parts.pop(part, None)
+
+    def waiting(self, text: str) -> None:
+        """Set what the command waits for, such as a lock; an empty text ends it."""
+        if text:
+            self(text)
+        self.now("waiting", text)
 
     @contextmanager
     def part(self, name: str, text: str) -> Iterator[None]:
@@ -79,10 +89,14 @@ class Progress:
             self.now(name, "")
 
     @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        """A phase with its start, end and duration, and a current line while it lasts. Phases may be nested."""
-        outer, phase = self._phase, Phase(name, self._durations.of(name))
-        self(name)
+    def phase(self, name: str, *, quiet: bool = False) -> Iterator[None]:
+        """A phase with its start, end and duration, and a current line while it lasts. Phases may be nested.
+
+        quiet: only the current line, for phases that are usually short or have their own lines and estimate.
+        """
+        outer, phase = self._phase, Phase(name, None if quiet else self._durations.of(name))
+        if not quiet:
+            self(name)
         self._phase = phase
         try:
             if outer:
@@ -92,12 +106,14 @@ class Progress:
                     yield
         finally:
             self._phase = outer
+        if quiet:
+            return
         self._durations.learn(name, phase.elapsed())
         self(f"{name}: done in {phase.elapsed():.1f} s")
 
     @contextmanager
     def _shown(self) -> Iterator[None]:
-        if self.console.is_interactive:
+        if self.console.is_terminal and not self.console.is_dumb_terminal:
             with Live(get_renderable=self._live, console=self.console, refresh_per_second=2, transient=True):
                 yield
             return

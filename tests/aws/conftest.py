@@ -17,6 +17,7 @@ import yaml
 
 from cluster.core import config
 from cluster.core.contract import Contract
+from cluster.core.progress import Progress
 from cluster.core.state import State
 from cluster.providers import registry
 from cluster.providers.aws.provider import Aws
@@ -115,7 +116,7 @@ class Account:
 
     def apply(self, nodes: int | None = None) -> Contract:
         root = self.root(nodes)
-        root.apply([])
+        root.apply([], Progress())
         return root.output()
 
     def instances(self) -> dict[str, dict[str, Any]]:

@@ -22,13 +22,15 @@ ENV = "awstest"
 pytestmark = pytest.mark.timeout(900)
 APPLY = f"""
 from cluster.core import config
+from cluster.core.progress import Progress
 from cluster.core.state import State
 from cluster.providers import registry
 from cluster.terraform import Root
 state = State("{ENV}")
 provider = registry.provider(state, config.load("{ENV}"))
-provider.prepare(print)
-Root(state, provider.cluster, provider).apply([])
+progress = Progress()
+provider.prepare(progress)
+Root(state, provider.cluster, provider).apply([], progress)
 """
 
 

@@ -33,6 +33,7 @@ from bench.worker import step_statistics  # noqa: E402
 from cluster import tuning  # noqa: E402
 from cluster.core import lock  # noqa: E402
 from cluster.core.contract import Contract  # noqa: E402
+from cluster.core.progress import Progress  # noqa: E402
 from cluster.core.state import State  # noqa: E402
 from cluster.terraform import read_output  # noqa: E402
 from cluster.tuning import UNTUNED, Tuning  # noqa: E402
@@ -88,7 +89,7 @@ def large(contract: Contract, goals: Goals) -> None:
     for fabric in FABRICS:
         chosen = tuning.choose({}, fabric, contract.fabrics[fabric])
         for nodes, multiple in NODES.items():
-            work = Communication(contract, fabric, nodes)
+            work = Communication(contract, fabric, nodes, Progress())
             try:
                 link = min(row["gbps"] for row in work.links())
                 measured = in_turn(
@@ -122,7 +123,7 @@ def small(contract: Contract, goals: Goals) -> None:
         table.add_column(column)
     for fabric in FABRICS:
         chosen = tuning.choose({}, fabric, contract.fabrics[fabric])
-        work = Communication(contract, fabric, 4, factor=1.0)
+        work = Communication(contract, fabric, 4, Progress(), factor=1.0)
         cases = [Case("all_reduce", size) for size in SMALL]
         times: dict[str, dict[str, list[float]]] = {"tuned": {}, "defaults": {}}
         try:
@@ -145,7 +146,7 @@ def small(contract: Contract, goals: Goals) -> None:
 def step(contract: Contract, goals: Goals) -> None:
     plan = Plan(nodes=[4], batches=[64], fabrics=["1g"], models=["resnet50"], device="emulated:p100")
     chosen = tuning.choose({}, "1g", contract.fabrics["1g"])
-    measure = Steps(contract, plan)
+    measure = Steps(contract, plan, Progress())
     variants = {
         "tuned": chosen,
         "defaults": UNTUNED,

@@ -13,6 +13,7 @@ from bench.sweep.launch import SpecFile
 from bench.worker.protocol import CaseDone
 from cluster.core import contract
 from cluster.core.errors import UserError
+from cluster.core.progress import Progress
 from cluster.tuning import Tuning
 
 CLUSTER = contract.parse(OUTPUT)
@@ -60,7 +61,7 @@ def test_rows_are_in_units_of_the_modelled_cluster(monkeypatch):
     """At scale factor 4, a quarter of the bytes takes as long as all bytes at the full rate."""
     work = measure.Communication.__new__(measure.Communication)
     work.contract, work.fabric, work.scale, work.rate_mbit = CLUSTER, "1g", 4.0, 250.0
-    work.names, work.slots = ["head", "w1"], 0
+    work.names, work.slots, work.progress = ["head", "w1"], 0, Progress()
     sent = []
 
     def events(launch, limit):

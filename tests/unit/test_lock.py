@@ -23,8 +23,8 @@ path = Path(sys.argv[2])
 lock.MACHINE = path
 kinds = {
     "environment": lambda: lock.environment(path, "x"),
-    "measuring": lambda: lock.measuring("local", lambda text: print(text, flush=True)),
-    "deploying": lambda: lock.deploying("local", lambda text: print(text, flush=True)),
+    "measuring": lambda: lock.measuring("local", lambda text: text and print(text, flush=True)),
+    "deploying": lambda: lock.deploying("local", lambda text: text and print(text, flush=True)),
 }
 with kinds[sys.argv[1]]():
     print("held", flush=True)

@@ -16,6 +16,7 @@ from cluster.core import progress
 from cluster.core.errors import InfraError
 from cluster.core.process import PlaybookTasks, run_logged
 from cluster.core.progress import Progress
+from cluster.terraform import Changes
 
 PLAYBOOK = """
 PLAY [Install the roles] *******************************************************
@@ -169,6 +170,31 @@ def test_playbook_shows_role_task_and_finished_nodes() -> None:
         "fabric: Set the rate, nodes done: 1",
         "",
     ]
+
+
+def test_terraform_shows_what_it_creates_and_how_much_of_its_plan_is_done() -> None:
+    shown, _ = make()
+    watch = Changes(shown)
+    watch("Plan: 3 to add, 0 to change, 1 to destroy.")
+    assert shown.current() == ["0 of 4 changes done"]
+    watch('module.net["a"].terraform_data.network["fabric"]: Creating...')
+    watch('terraform_data.node["w1"]: Destroying... [id=5]')
+    assert shown.current() == ["0 of 4 changes done; creating network fabric; destroying node w1"]
+    watch('terraform_data.node["w1"]: Still destroying... [id=5, 00m10s elapsed]')
+    watch('terraform_data.node["w1"]: Destruction complete after 11s')
+    watch("aws_placement_group.this: Creating...")
+    assert shown.current() == ["1 of 4 changes done; creating network fabric; creating this"]
+
+
+def test_phase_without_lines_of_its_own_still_shows_what_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "PLAIN_SECONDS", 0.05)
+    shown, out = make()
+    with shown.phase("dry run", quiet=True):
+        pass
+    assert out.getvalue() == ""
+    with shown.phase("dry run", quiet=True):
+        shown.now("trials", "400 trials")
+        wait_for("400 trials", out)
 
 
 def test_output_is_seen_while_the_tool_runs(tmp_path: Path) -> None:

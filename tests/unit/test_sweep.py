@@ -23,6 +23,7 @@ from bench.worker.protocol import RankReport, Step, TrialDone
 from cluster import tuning
 from cluster.core import contract, worker_files
 from cluster.core.errors import InfraError, UserError
+from cluster.core.progress import Progress as CoreProgress
 
 CLUSTER = contract.parse(OUTPUT)
 
@@ -47,11 +48,17 @@ def test_one_launch_serves_all_batches(tmp_path):
 
 
 def test_remaining_time_is_weighted_by_the_expected_time_of_each_trial(monkeypatch):
-    clock = iter((0.0, 60.0))
-    monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
-    shown = progress.Progress({"there": 50, "short": 10, "long": 30}, {"there"}, Console(file=io.StringIO()))
+    clock = {"now": 0.0}
+    monkeypatch.setattr(progress.time, "monotonic", lambda: clock["now"])
+    out = io.StringIO()
+    shown = progress.Progress(
+        {"there": 50, "short": 10, "long": 30}, {"there"}, CoreProgress(console=Console(file=out))
+    )
+    clock["now"] = 60.0
     shown.finished("short", "a point", "done")
-    assert "[  2/3] a point: done; 3.0 min left" in shown.screen.file.getvalue()
+    assert "[  2/3] a point: done; 3.0 min left" in out.getvalue()
+    shown.doing("a longer point", "warming up")
+    assert shown.shown.current() == ["[2/3] a longer point: warming up; 3.0 min left"]
 
 
 def test_estimate_covers_every_point_and_the_launches(tmp_path):
