@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from cluster import image, roles
-from cluster.core import config, files, locks
+from cluster.core import config, files, locks, root
 from cluster.core.config import ROOT, Cluster
 from cluster.core.state import CACHE, State
 
@@ -84,7 +84,7 @@ def debian_names(role: str) -> set[str]:
 def debian(state: State, cluster: Cluster) -> list[Row]:
     node_image = image.name(cluster)
     rows = []
-    if image.exists(state, node_image):
+    if root.available() and image.exists(state, node_image):
         query = ["dpkg-query", "--show", "--showformat=${Package} ${Version}\n"]
         argv = [*image.sudo(), "podman", "run", "--rm", "--network=none", node_image, *query]
         done = subprocess.run(argv, env=state.environment(), capture_output=True, text=True, check=True)

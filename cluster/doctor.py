@@ -7,7 +7,7 @@ import shutil
 from dataclasses import asdict
 
 from cluster import lifecycle
-from cluster.core import config
+from cluster.core import config, root
 from cluster.core.config import Cluster
 from cluster.core.errors import InfraError, UserError
 from cluster.core.state import State, terraform_binary, terraform_version
@@ -44,7 +44,7 @@ def checks(env: str) -> list[Check]:
                 ok = current == "running" and answers[name]
                 detail = current if current != "running" or ok else "running, but a service of a role is not active"
                 found.append(Check(f"node {name}", ok, detail, repair))
-        except InfraError as error:
+        except (InfraError, UserError) as error:
             found.append(Check("deployment", False, str(error), repair))
     return found
 
@@ -52,7 +52,8 @@ def checks(env: str) -> list[Check]:
 def cluster_check(cluster: Cluster, provider: Provider) -> Check:
     """What a deploy refuses in cluster.yml, doctor reports."""
     try:
-        provider.check()
+        if root.available() or not provider.needs_root:
+            provider.check()
     except UserError as error:
         return Check("cluster.yml", False, str(error), f"edit {config.cluster_file(provider.state.env)}")
     except InfraError:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -18,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from cluster import roles, wheelhouse
-from cluster.core import ssh
+from cluster.core import root, ssh
 from cluster.core.config import ROOT, Cluster, layout, versions
 from cluster.core.process import run_logged
 from cluster.core.progress import Progress
@@ -44,7 +43,7 @@ ON_NODE = {
 
 
 def sudo() -> list[str]:
-    return [] if os.geteuid() == 0 else ["sudo", "-n", "--preserve-env=CONTAINERS_CONF"]
+    return root.sudo("podman", "--preserve-env=CONTAINERS_CONF")
 
 
 def digest_of(paths: Iterable[Path], *texts: str) -> str:

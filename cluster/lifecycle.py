@@ -14,7 +14,7 @@ from typing import Any
 from rich.table import Table
 
 from cluster import image, lab, wheelhouse
-from cluster.core import config, files, lock, ssh
+from cluster.core import config, files, lock, root, ssh
 from cluster.core.config import ROOT, Cluster
 from cluster.core.contract import Contract
 from cluster.core.errors import InfraError, UserError
@@ -187,6 +187,8 @@ def destroy(env: str) -> None:
     state, progress = State(env), Progress(env)
     cluster = state.cluster()
     provider = registry.provider(state, cluster)
+    if provider.needs_root:
+        root.require("podman")
     with state.locked():
         end_leftovers(state.dir)
         if state.dir.exists():
@@ -210,6 +212,7 @@ def renew(env: str) -> None:
 
 def training_image(env: str, device: str) -> None:
     state, cluster, progress = State(env), config.load(env), Progress(env)
+    root.require("podman")
     with state.locked():
         state.prepare()
         with progress.phase("training image"):

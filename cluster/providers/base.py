@@ -33,6 +33,8 @@ class NodeState:
 class Provider:
     # False if there are no machines to log in to and to configure with Ansible.
     has_nodes = True
+    # Whether creating and removing nodes takes root on this machine.
+    needs_root = False
 
     def __init__(self, state: State, cluster: Cluster) -> None:
         self.state, self.cluster = state, cluster

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cluster.core import root
 from cluster.core.errors import InfraError
 
 Network4 = ipaddress.IPv4Network
@@ -75,7 +76,7 @@ def owner_of(state_dir: str | Path) -> str:
 
 def podman(*args: str, check: bool = True, env: Mapping[str, str] | None = None) -> str:
     conf = (env or os.environ).get("CONTAINERS_CONF")
-    sudo = [] if os.geteuid() == 0 else ["sudo", "-n", *([f"CONTAINERS_CONF={conf}"] if conf else [])]
+    sudo = root.sudo("podman", *([f"CONTAINERS_CONF={conf}"] if conf else []))
     try:
         done = subprocess.run([*sudo, "podman", *args], capture_output=True, text=True, env=env)
     except FileNotFoundError:

@@ -16,8 +16,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from cluster.core import errors
-from cluster.core.errors import InfraError
+from cluster.core import errors, root
+from cluster.core.errors import InfraError, UserError
 from cluster.providers import ssh_server
 from cluster.providers.local import machine
 from cluster.providers.local.machine import CLUSTER, FINGERPRINT, OWNER, SEED, SEEDS, Network, podman
@@ -59,8 +59,7 @@ def update_known_hosts(path: Path, address: str, port: int, key: str | None) -> 
 
 
 def nft(rules: str, check: bool = True) -> None:
-    sudo = [] if os.geteuid() == 0 else ["sudo", "-n"]
-    done = subprocess.run([*sudo, "nft", "-f", "-"], input=rules, capture_output=True, text=True)
+    done = subprocess.run([*root.sudo("nft"), "nft", "-f", "-"], input=rules, capture_output=True, text=True)
     if check and done.returncode:
         raise InfraError(f"nft failed: {done.stderr.strip()}")
 
@@ -234,7 +233,7 @@ if __name__ == "__main__":
     given = json.loads(os.environ["INPUT"])
     try:
         ACTIONS[sys.argv[1]](given)
-    except InfraError as error:
+    except (InfraError, UserError) as error:
         # Terraform itself would report no more than "local-exec provisioner error".
         if "state_dir" in given:
             errors.pass_on(Path(given["state_dir"]), error)

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from cluster import image
+from cluster.core import root
 from cluster.core.contract import Contract
 from cluster.core.errors import InfraError
 from cluster.core.progress import Progress
@@ -39,6 +40,7 @@ def look_here() -> Machine:
 
 class Local(Provider):
     image_name = "none"
+    needs_root = True
 
     def check(self) -> None:
         claims.check(look_here(), self.state, self.cluster)
@@ -93,6 +95,5 @@ class Local(Provider):
         for tool, package in TOOLS.items():
             path = shutil.which(tool) or shutil.which(tool, path="/usr/sbin:/sbin")
             found.append(Check(tool, bool(path), path or "not found", f"apt-get install {package}"))
-        root = os.geteuid() == 0 or subprocess.run(["sudo", "-n", "true"], capture_output=True).returncode == 0
-        detail = "root or sudo without a password" if root else "neither root nor sudo without a password"
-        return [*found, Check("root", root, detail, "run as root")]
+        detail = "root or sudo without a password" if root.available() else "neither root nor sudo without a password"
+        return [*found, Check("root", root.available(), detail, "run as root")]
