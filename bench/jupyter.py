@@ -16,6 +16,7 @@ import sys
 
 from bench.results import runs
 from cluster.core.errors import UserError
+from cluster.core.numbers import PORT
 from cluster.core.paths import ROOT
 from cluster.core.process import die_with_parent
 
@@ -26,7 +27,7 @@ NOTEBOOK = "scaling.ipynb"
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", nargs="?", default="latest", help="run folder (default: the newest run)")
-    parser.add_argument("--port", type=int, default=8888, help="port on this machine (default 8888)")
+    parser.add_argument("--port", type=PORT, default=8888, help="port on this machine (default 8888)")
 
 
 def check_port(port: int) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import math
+import argparse
 import sys
 from collections.abc import Iterable
 
-from cluster.core.errors import UserError
+from cluster.core.errors import UserError, bounded
+from cluster.core.numbers import LARGEST, MOST, POSITIVE, SMALLEST
 
 TRANSPORTS = ("tcp", "verbs", "efa")
 # Names that earlier versions used, and that the published tables keep.
@@ -16,16 +17,13 @@ OLD_TRANSPORTS = {"rdma": "verbs"}
 def number(text: str, flag: str) -> float:
     """A number above zero."""
     try:
-        value = float(text)
-    except ValueError:
-        raise UserError(f"{flag}: {text!r} is not a number") from None
-    return positive(value, flag)
+        return POSITIVE(text)
+    except argparse.ArgumentTypeError as error:
+        raise UserError(f"{flag}: {error}") from None
 
 
 def positive(value: float, flag: str) -> float:
-    if not math.isfinite(value) or value <= 0:
-        raise UserError(f"{flag}: {value:g} must be a number above 0")
-    return value
+    return number(str(value), flag)
 
 
 def numbers(text: str, flag: str) -> list[float]:
@@ -39,6 +37,8 @@ def counts(text: str, flag: str) -> list[int]:
     for value in values:
         if value != int(value):
             raise UserError(f"{flag}: {value:g} must be a whole number")
+        if value > MOST:
+            raise UserError(f"{flag}: {value:g} is too large; the limit is {MOST}")
     return [int(value) for value in values]
 
 
@@ -58,7 +58,7 @@ def quantity(text: str, units: Iterable[str]) -> tuple[float, str] | None:
         value = float(digits)
     except ValueError:
         return None
-    return (value, unit) if 0 < value < math.inf and (not unit or unit.lower() in units) else None
+    return (value, unit) if SMALLEST <= value <= LARGEST and (not unit or unit.lower() in units) else None
 
 
 def transport(text: str, flag: str = "--transport") -> str:
@@ -67,5 +67,5 @@ def transport(text: str, flag: str = "--transport") -> str:
         print(f"bench: {flag}: {text} is now called {OLD_TRANSPORTS[text]}", file=sys.stderr)
         return OLD_TRANSPORTS[text]
     if text not in TRANSPORTS:
-        raise UserError(f"{flag}: {text!r} is not known, use one of {', '.join(TRANSPORTS)}")
+        raise UserError(f"{flag}: {bounded(text, 60)!r} is not known, use one of {', '.join(TRANSPORTS)}")
     return text

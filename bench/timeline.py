@@ -10,18 +10,22 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from cluster.core import files
 from cluster.core.errors import InfraError, UserError
+from cluster.core.numbers import POSITIVE
 from cluster.core.tables import columns
 
 COLLECTIVES = ("ALLREDUCE", "ADASUM", "ALLGATHER", "BROADCAST", "ALLTOALL", "REDUCESCATTER")
 OUR_PID = 1_000_000
+# Horovod writes an event per line, so the last complete one is near the end.
+SALVAGE_TRIES = 20
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", metavar="FILE", type=Path, help="timeline written by Horovod (bench sweep --timeline)")
     op = "collective to count (default ALLREDUCE)"
     parser.add_argument("--op", default="ALLREDUCE", choices=COLLECTIVES, help=op)
-    parser.add_argument("--compute-ms", type=float, metavar="MS", help="compute time of one step, from its trial")
+    parser.add_argument("--compute-ms", type=POSITIVE, metavar="MS", help="compute time of one step, from its trial")
     out = "also write the trace with a row that shows exposed time"
     parser.add_argument("--out", type=Path, metavar="FILE", help=out)
     parser.add_argument("--json", action="store_true", help="print every step as JSON")
@@ -78,13 +82,10 @@ def run(args: argparse.Namespace) -> int:
 
 def read(path: Path) -> list[dict[str, Any]]:
     """The events of a trace. A trace that was cut off is read up to its last complete event."""
+    text = files.text(path, f"FILE: {path}")
     try:
-        text = path.read_text(errors="replace")
-    except OSError as error:
-        raise UserError(f"FILE: {path} cannot be read: {error.strerror}") from error
-    try:
-        found = json.loads(text)
-    except ValueError:
+        found = files.parse(text, "JSON", "FILE")
+    except UserError:
         found = salvage(text)
     if isinstance(found, dict):
         found = found.get("traceEvents")
@@ -95,10 +96,12 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 def salvage(text: str) -> list[Any] | None:
     end = text.rfind("}")
-    while end > 0:
+    for _ in range(SALVAGE_TRIES):
+        if end <= 0:
+            break
         try:
-            found = json.loads(text[: end + 1].rstrip().rstrip(",") + "]")
-        except ValueError:
+            found = files.parse(text[: end + 1].rstrip().rstrip(",") + "]", "JSON", "FILE")
+        except UserError:
             # The brace is inside an unfinished event: go back to the end of the line before.
             cut = text.rfind("\n", 0, end)
             end = text.rfind("}", 0, cut) if cut > 0 else -1

@@ -12,8 +12,6 @@ import re
 import subprocess
 from typing import Any
 
-import yaml
-
 from cluster import image, roles
 from cluster.core import config, files, locks, root
 from cluster.core.config import ROOT, Cluster
@@ -73,7 +71,7 @@ def debian_names(role: str) -> set[str]:
     for path in (folder / "tasks").glob("*.yml"):
         if path.name == "remove.yml":
             continue
-        for given in apt_tasks(yaml.safe_load(path.read_text())):
+        for given in apt_tasks(files.document(path)):
             variable = re.fullmatch(r"\{\{ *(\w+) *\}\}", given) if isinstance(given, str) else None
             value = defaults.get(variable[1], []) if variable else given
             names.update([value] if isinstance(value, str) else value)
@@ -89,7 +87,7 @@ def debian(state: State, cluster: Cluster) -> list[Row]:
         argv = [*image.sudo(), "podman", "run", "--rm", "--network=none", node_image, *query]
         done = subprocess.run(argv, env=state.environment(), capture_output=True, text=True, check=True)
         installed = (line.split() for line in done.stdout.splitlines())
-        rows = [row("package", name, version, [], "nodes") for name, version in installed]
+        rows = [row("package", words[0], words[1], [], "nodes") for words in installed if len(words) == 2]
     listed = {one["name"] for one in rows}
     wanted = set(image.BASE_PACKAGES).union(*(debian_names(role) for role in roles.active(cluster)))
     rows += [row("package", name, f"from {cluster.os_release}", [], "nodes") for name in sorted(wanted - listed)]
@@ -97,7 +95,7 @@ def debian(state: State, cluster: Cluster) -> list[Row]:
 
 
 def setup_packages() -> list[str]:
-    found = re.search(r"PACKAGES = \{(.*?)^\}", (ROOT / "bin/setup").read_text(), re.DOTALL | re.MULTILINE)
+    found = re.search(r"PACKAGES = \{(.*?)^\}", files.text(ROOT / "bin/setup"), re.DOTALL | re.MULTILINE)
     return sorted(set(re.findall(r': "([^"]+)"', found[1]))) if found else []
 
 

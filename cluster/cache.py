@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import fcntl
-import json
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import NotRequired
+
+from typing_extensions import TypedDict
 
 from cluster import wheelhouse
-from cluster.core import config
+from cluster.core import config, files
 from cluster.core.config import ROOT
 from cluster.core.errors import InfraError, UserError
 from cluster.core.state import CACHE
@@ -42,10 +43,24 @@ def no_build() -> Iterator[None]:
         yield
 
 
+class Image(TypedDict):
+    """As podman images prints it."""
+
+    Id: str
+    Names: NotRequired[list[str]]
+    ParentId: NotRequired[str]
+    Size: int
+
+
+class Inspected(TypedDict):
+    Name: str
+    Mounts: list[machine.Mount]
+
+
 def clean_images(here: Machine, settings: Mapping[str, str]) -> int:
     """Remove node images, then base images. Never by force: that would also remove the containers that use them."""
-    rows = json.loads(podman("images", "--format=json", env=settings) or "[]")
-    images = [row for row in rows if any(name.startswith(PREFIX) for name in row.get("Names") or [])]
+    rows = files.answer(podman("images", "--format=json", env=settings) or "[]", "podman images", list[Image])
+    images = [row for row in rows if any(name.startswith(PREFIX) for name in row.get("Names", []))]
     parents = {row.get("ParentId") for row in images}
     removed, kept = 0, set()
     for row in sorted(images, key=lambda one: one["Id"] in parents):
@@ -98,12 +113,13 @@ def clean_packages(here: Machine, settings: Mapping[str, str]) -> int:
 def mounts(settings: Mapping[str, str]) -> dict[Path, str]:
     """Folders of this machine that are mounted in a container -> its name."""
     names = [row["Names"][0] for row in machine.container_rows(settings)]
-    found: list[dict[str, Any]] = []
+    found: list[Inspected] = []
     if names:
-        found = json.loads(podman("inspect", "--type=container", *names, check=False, env=settings) or "[]")
+        inspected = podman("inspect", "--type=container", *names, check=False, env=settings) or "[]"
+        found = files.answer(inspected, "podman inspect", list[Inspected])
     return {Path(mount["Source"]): row["Name"] for row in found for mount in row["Mounts"]}
 
 
 def size(path: Path) -> int:
-    files = path.rglob("*") if path.is_dir() else [path]
-    return sum(one.stat().st_size for one in files if one.is_file() and not one.is_symlink())
+    inside = path.rglob("*") if path.is_dir() else [path]
+    return sum(one.stat().st_size for one in inside if one.is_file() and not one.is_symlink())

@@ -7,8 +7,9 @@ import sys
 from collections.abc import Callable
 
 from cluster import artefacts, cache, cost, doctor, environment, lab, lifecycle, preview, price_list
-from cluster.core import entry, paths
+from cluster.core import config, entry, paths
 from cluster.core.errors import UserError
+from cluster.core.numbers import Whole
 from cluster.providers.baremetal import adopt
 
 # Runs a command with its options; returns the exit code, or None for 0.
@@ -43,7 +44,7 @@ def make_parser() -> argparse.ArgumentParser:
         add("plan", "show what a deploy would change", lambda args: preview.run(args.env, args.nodes)),
         add("config", text, lambda args: preview.show_config(args.env, args.nodes, args.json), json=True),
     ):
-        command.add_argument("--nodes", type=int, help="number of nodes, including the head")
+        command.add_argument("--nodes", type=Whole(1, config.MAX_NODES), help="number of nodes, including the head")
     add("status", "state of each node", lambda args: lifecycle.status(args.env, args.json), json=True)
     add("doctor", "list problems and their fixes", lambda args: doctor.run(args.env, args.json), json=True)
     add("adopt", "print the host keys of existing machines and pin them", lambda args: adopt.run(args.env))

@@ -6,7 +6,7 @@ import json
 import time
 from typing import Any
 
-from cluster.core import config, prices
+from cluster.core import config, files, prices
 from cluster.core.config import Cluster
 from cluster.core.state import State
 from cluster.core.tables import columns
@@ -47,7 +47,7 @@ def bill(env: str) -> dict[str, Any]:
         "usd_per_hour": sum(row["usd_per_hour"] for row in rows),
         "usd_so_far": sum(row["usd"] for row in rows),
         "budget_usd": cluster.aws.budget_usd,
-        "expires": (state.dir / "expires").read_text() if (state.dir / "expires").exists() else None,
+        "expires": files.text(state.dir / "expires") if (state.dir / "expires").exists() else None,
     }
 
 

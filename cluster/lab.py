@@ -11,6 +11,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+from cluster.core import files
 from cluster.core.config import Cluster
 from cluster.core.contract import Contract
 from cluster.core.errors import InfraError, UserError
@@ -49,9 +50,9 @@ def read_pem(text: str, field: str) -> str:
     try:
         if field == "key":
             require_private(path, "jupyterlab.key")
-        return path.read_text()
     except OSError as error:
         raise UserError(f"jupyterlab.{field}: {path}: {error.strerror}; write the path of a PEM file") from None
+    return files.text(path, f"jupyterlab.{field}: {path}")
 
 
 def is_valid_for(certificate: Path, address: str) -> bool:
@@ -93,7 +94,9 @@ def generate(state: State, name: str, address: str) -> None:
 
 def fingerprint(certificate: Path) -> str:
     """SHA-256 of the first certificate, as browsers show it."""
-    pem = certificate.read_text()
+    pem = files.text(certificate)
+    if ssl.PEM_HEADER not in pem or ssl.PEM_FOOTER not in pem:
+        raise UserError(f"{certificate}: not a certificate; remove it and run `make deploy`")
     first = pem[: pem.index(ssl.PEM_FOOTER) + len(ssl.PEM_FOOTER)]
     digest = hashlib.sha256(ssl.PEM_cert_to_DER_cert(first[first.index(ssl.PEM_HEADER) :])).hexdigest().upper()
     return ":".join(digest[i : i + 2] for i in range(0, len(digest), 2))
@@ -119,7 +122,7 @@ def run(env: str, show_token: bool, as_json: bool) -> int:
         "token_file": str(state.lab_token),
     }
     if show_token:
-        found["token"] = state.lab_token.read_text()
+        found["token"] = files.text(state.lab_token)
     if as_json:
         print(json.dumps(found, indent=1))
         return 0

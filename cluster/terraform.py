@@ -14,7 +14,7 @@ from typing import Any
 
 from python_terraform import IsFlagged, Terraform
 
-from cluster.core import contract, errors
+from cluster.core import contract, errors, files
 from cluster.core.config import ROOT, Cluster
 from cluster.core.errors import InfraError
 from cluster.core.process import reason, run_logged
@@ -149,7 +149,7 @@ class Root:
 def rename_tools(tfstate: Path) -> None:
     """Destroy provisioners run the command that was recorded at creation; replace commands that have moved since."""
     if tfstate.exists():
-        before = tfstate.read_text()
+        before = files.text(tfstate)
         after = before
         for old, new in MOVED_TOOLS.items():
             after = re.sub(old, new, after)

@@ -19,8 +19,10 @@ from bench.results import store
 from bench.sweep.progress import console
 from cluster import tuning
 from cluster.core import lock
+from cluster.core.config import MAX_NODES
 from cluster.core.contract import Contract
-from cluster.core.errors import UserError
+from cluster.core.errors import UserError, bounded
+from cluster.core.numbers import SECONDS, Whole
 from cluster.core.progress import Progress
 from cluster.core.state import State
 from cluster.terraform import read_output
@@ -38,23 +40,24 @@ def size(text: str) -> int:
     try:
         value = int(text[:-1]) * factor if factor else int(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r}: write a size such as 4K or 64M") from None
-    if value < 4:
-        raise argparse.ArgumentTypeError(f"{text!r}: too small; the minimum is 4 bytes (one element)")
+        raise argparse.ArgumentTypeError(f"{bounded(text, 60)!r}: write a size such as 4K or 64M") from None
+    # One element, and the largest message that is measured.
+    if not 4 <= value <= LARGEST:
+        raise argparse.ArgumentTypeError(f"{bounded(text, 60)}: write a size from 4 bytes to 512M")
     return value
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--env", default="local", help="environment to run on (default local)")
     parser.add_argument("--fabric", help="fabric of cluster.yml (default: the active one)")
-    parser.add_argument("--nodes", type=int, help="number of nodes (default: all)")
+    parser.add_argument("--nodes", type=Whole(2, MAX_NODES), help="number of nodes (default: all)")
     parser.add_argument("--collective", choices=COLLECTIVES, action="append", help="repeatable (default all_reduce)")
     text = f"repeatable (default: nccl on GPUs, else {', '.join(DEFAULT_ENGINES)})"
     parser.add_argument("--engine", choices=ENGINES, action="append", help=text)
     parser.add_argument("--from", dest="smallest", type=size, default=SMALLEST, help="smallest message (default 4K)")
     parser.add_argument("--to", dest="largest", type=size, default=64 << 20, help="largest (default 64M, maximum 512M)")
     text = "time limit per case, after at least five repetitions (default 2)"
-    parser.add_argument("--seconds", type=float, default=2.0, help=text)
+    parser.add_argument("--seconds", type=SECONDS, default=2.0, help=text)
     parser.add_argument("--untuned", action="store_true", help="use the defaults of Horovod and OpenMPI")
     parser.add_argument("--json", action="store_true", help="print the results as JSON")
 
@@ -72,8 +75,8 @@ def measure(args: argparse.Namespace, contract: Contract) -> int:
     count = args.nodes or len(contract.nodes)
     if not 2 <= count <= len(contract.nodes):
         raise UserError(f"--nodes {count}: use at least 2 nodes and at most the cluster's {len(contract.nodes)}")
-    if not args.smallest <= args.largest <= LARGEST:
-        raise UserError("--from, --to: --from must not exceed --to, and --to must not exceed 512M")
+    if args.smallest > args.largest:
+        raise UserError("--from: larger than --to; exchange them")
     gpus = min(node.gpus for node in contract.nodes.values())
     engines = args.engine or (["nccl"] if gpus else DEFAULT_ENGINES)
     if "nccl" in engines and not gpus:

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-import json
 import os
 import statistics
 import time
 from dataclasses import dataclass
 from functools import partial
 from subprocess import PIPE, Popen, TimeoutExpired
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
+from typing_extensions import TypedDict
 
 from bench.plan import scale_model
 from bench.sweep.executors import SshExecutor, install_worker
 from bench.sweep.launch import Launch
 from bench.worker import protocol, step_statistics
-from bench.worker.protocol import CaseDone, CaseSpec, Event, LaunchSpec, Spec, Started, WarmUp
+from bench.worker.protocol import CaseDone, CaseSpec, Event, Failed, LaunchSpec, Spec, Started, WarmUp
 from cluster import tuning
-from cluster.core import ssh, worker_files
+from cluster.core import files, ssh, worker_files
 from cluster.core.contract import Contract
 from cluster.core.errors import InfraError
 from cluster.core.process import Lines, die_with_parent
@@ -58,6 +60,39 @@ def sizes(smallest: int, largest: int) -> list[int]:
     return values
 
 
+class Link(TypedDict):
+    """A link of the ring, as bench/worker/links.py prints it."""
+
+    node: str
+    to: str
+    gbps: Annotated[float, Field(gt=0)]
+
+
+class Card(TypedDict):
+    interface: str
+    mac: str | None
+    mtu: int
+    driver: str
+    speed_mbit: int | None
+    numa: int | None
+
+
+class Gpu(TypedDict):
+    bus: str
+    name: str
+    numa: int | None
+
+
+class Topology(TypedDict):
+    """A node, as bench/worker/topology.py prints it."""
+
+    node: str
+    cores: int
+    numa_nodes: int
+    card: Card
+    gpus: list[Gpu]
+
+
 class Communication:
     """Measures on some nodes of one fabric."""
 
@@ -95,10 +130,12 @@ class Communication:
             except TimeoutExpired:
                 process.kill()
             self.progress.now("launch", "")
-        if process.returncode:
-            last = ([line.strip() for line in err.text().splitlines() if line.strip()] or ["no output"])[-1]
-            raise InfraError(f"{where} failed: {last[:300]}")
-        return [event for line in out.text().splitlines() if (event := protocol.parse(line))]
+        events = [event for line in out.text().splitlines() if (event := protocol.parse(line))]
+        reported = [event.error for event in events if isinstance(event, Failed)]
+        if process.returncode or reported:
+            said = [line.strip() for line in err.text().splitlines() if line.strip() and protocol.MARK not in line]
+            raise InfraError(f"{where} failed: {[*reported, *said[-1:], 'no output'][0][:300]}")
+        return events
 
     def show(self, where: str, line: str) -> None:
         """Show the event of the worker that a line holds, if any."""
@@ -193,7 +230,9 @@ class Communication:
         done = ssh.gather({head: argv}, timeout=START_LIMIT + 10 * len(self.names))[head]
         if done.returncode:
             raise InfraError(f"iperf3 between ring neighbours: {done.stderr.strip()[-300:]}")
-        ring: list[dict[str, Any]] = json.loads(done.stdout)
+        ring = files.answer(done.stdout, f"{head}: links", list[Link])
+        if [row["node"] for row in ring] != self.names:
+            raise InfraError(f"{head}: links: measured {len(ring)} links of {len(self.names)}; run `make doctor`")
         return [{**row, "gbps": row["gbps"] * self.scale} for row in ring]
 
     def topology(self) -> list[dict[str, Any]]:
@@ -205,7 +244,7 @@ class Communication:
         for (name, done), to in zip(ssh.gather(argvs).items(), [*self.names[1:], self.names[0]], strict=True):
             if done.returncode:
                 raise InfraError(f"topology of {name}: {done.stderr.strip()[-300:]}")
-            rows.append({"to": to, **json.loads(done.stdout)})
+            rows.append({"to": to, **files.answer(done.stdout, f"topology of {name}", Topology)})
         return rows
 
     def close(self) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -13,21 +12,27 @@ from typing import Any
 
 from bench.worker.shards import DataError
 from cluster.core.errors import UserError
+from cluster.core.numbers import POSITIVE, SECONDS, SEED, Number, Whole
+
+# More decoding processes than any machine can start.
+MOST_CORES = 1024
+# A shard holds at least one image, and a file system at most 10 TB in one file.
+SHARD_MB = Number(0.001, 1e7)
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     make = actions.add_parser("make", help="make synthetic images with the sizes of ImageNet")
-    make.add_argument("--images", type=int, required=True, metavar="N", help="number of images")
+    make.add_argument("--images", type=Whole(1, 10**9), required=True, metavar="N", help="number of images")
     make.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder of the data set")
-    make.add_argument("--seed", type=int, default=1, help="random seed of the images (default 1)")
-    make.add_argument("--shard-mb", type=float, default=1000, help="size of a shard in MB (default 1000)")
+    make.add_argument("--seed", type=SEED, default=1, help="random seed of the images (default 1)")
+    make.add_argument("--shard-mb", type=SHARD_MB, default=1000, help="size of a shard in MB (default 1000)")
     shard = actions.add_parser("shard", help="pack an ImageNet folder tree into shards")
     shard.add_argument("--imagenet", type=Path, required=True, metavar="DIR", help="folder with train/<wnid>/ and val/")
     text = "folder for the data sets train/ and val/"
     shard.add_argument("--out", type=Path, required=True, metavar="DIR", help=text)
-    shard.add_argument("--shard-mb", type=float, default=1000, help="size of a shard in MB (default 1000)")
-    shard.add_argument("--seed", type=int, default=1, help="random seed of the image order (default 1)")
+    shard.add_argument("--shard-mb", type=SHARD_MB, default=1000, help="size of a shard in MB (default 1000)")
+    shard.add_argument("--seed", type=SEED, default=1, help="random seed of the image order (default 1)")
     text = "file with image and class per line, for a val/ without class folders"
     shard.add_argument("--val-labels", type=Path, metavar="FILE", help=text)
     verify = actions.add_parser("verify", help="verify shards against their index and checksums")
@@ -40,10 +45,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     measure.add_argument("locations", nargs="+", metavar="DIR|URL", help="data sets on local disk, a share or HTTP")
     measure.add_argument("--env", help="environment to measure on (default: this machine)")
     measure.add_argument("--node", help="node of the environment (default: the last)")
-    measure.add_argument("--cores", type=int, help="number of cores (default: all of this machine, 2 on a node)")
-    measure.add_argument("--seconds", type=float, default=3.0, help="time per stage (default 3)")
+    text = "number of cores (default: all of this machine, 2 on a node)"
+    measure.add_argument("--cores", type=Whole(1, MOST_CORES), help=text)
+    measure.add_argument("--seconds", type=SECONDS, default=3.0, help="time per stage (default 3)")
     measure.add_argument("--run", metavar="RUN", help="sweep to feed; the rates are saved for its `bench explain`")
-    measure.add_argument("--rate", type=float, metavar="N", help="images/s to feed, instead of the rate of RUN")
+    measure.add_argument("--rate", type=POSITIVE, metavar="N", help="images/s to feed, instead of the rate of RUN")
     for sub in (make, shard, verify, push, measure):
         sub.add_argument("--json", action="store_true", help="print JSON")
 
@@ -72,16 +78,9 @@ def counted(action: str, what: str, total: int) -> Iterator[Callable[[int], None
         yield step
 
 
-def positive(value: float, flag: str) -> None:
-    if not math.isfinite(value) or value <= 0:
-        raise UserError(f"{flag}: {value:g} must be greater than 0")
-
-
 def make(args: argparse.Namespace) -> int:
     from bench.data import standin, writer
 
-    positive(args.images, "--images")
-    positive(args.shard_mb, "--shard-mb")
     per_shard = max(1, round(args.shard_mb * 1e6 / standin.MEAN_BYTES))
     facts = {
         "kind": "synthetic images with the sizes of ImageNet",
@@ -103,7 +102,6 @@ def make(args: argparse.Namespace) -> int:
 def shard(args: argparse.Namespace) -> int:
     from bench.data import imagenet, writer
 
-    positive(args.shard_mb, "--shard-mb")
     names = imagenet.classes(args.imagenet)
     work = []
     for split in [name for name in ("train", "val") if (args.imagenet / name).is_dir()]:
@@ -177,9 +175,6 @@ def push(args: argparse.Namespace) -> int:
 def bench(args: argparse.Namespace) -> int:
     from bench.data import measure
 
-    for name in ("seconds", "rate", "cores"):
-        if (value := getattr(args, name)) is not None:
-            positive(value, f"--{name}")
     return measure.command(args)
 
 

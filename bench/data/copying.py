@@ -10,6 +10,8 @@ from contextlib import suppress
 from pathlib import Path
 from subprocess import DEVNULL, PIPE, Popen
 
+from typing_extensions import TypedDict
+
 from bench.worker import shards
 from cluster.core import files, ssh
 from cluster.core.config import ROOT
@@ -19,6 +21,10 @@ from cluster.core.state import State
 from cluster.terraform import read_output
 
 BLOCK = 1 << 20
+
+
+class Message(TypedDict):
+    msg: dict[str, str]
 
 
 def role_variables(state: State, node: str) -> dict[str, str]:
@@ -31,8 +37,7 @@ def role_variables(state: State, node: str) -> dict[str, str]:
     if done.returncode:
         reason = " ".join(done.stdout.split()) or done.stderr
         raise InfraError(f"ansible: cannot read the variables of {node}: {reason}")
-    found: dict[str, str] = json.loads(done.stdout[done.stdout.index("=>") + 2 :])["msg"]
-    return found
+    return files.answer(done.stdout.partition("=>")[2], f"ansible: variables of {node}", Message)["msg"]
 
 
 def push(folder: Path, env: str, name: str, progress: Progress) -> str:

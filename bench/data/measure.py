@@ -14,7 +14,7 @@ from bench.results.runs import Run, load
 from bench.sweep import executors
 from bench.sweep.launch import PYTHON
 from bench.worker import shards, stages
-from cluster.core import lock, ssh, worker_files
+from cluster.core import files, lock, ssh, worker_files
 from cluster.core.errors import InfraError, UserError
 from cluster.core.process import Lines
 from cluster.core.progress import Progress
@@ -72,8 +72,7 @@ def on_node(
     if code:
         last = (err.text().strip().splitlines() or ["no output"])[-1]
         raise (UserError if code == 2 else InfraError)(f"{place}: {last}")
-    found: dict[str, Any] = json.loads(out.text())
-    return {"node": place, **found}
+    return {"node": place, **files.answer(out.text(), f"{place}: stages", dict[str, Any])}
 
 
 def need(rate: float | None, run: Run | None) -> dict[str, Any] | None:

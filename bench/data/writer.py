@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from bench.worker.shards import INDEX, RECORD, padded
+from cluster.core import files
 from cluster.core.errors import InfraError, UserError
 
 # Version in the first line of DALI's index files. Ours have the same format.
@@ -71,10 +72,10 @@ class Folder:
         file = path / INDEX
         if file.exists():
             try:
-                old = json.loads(file.read_text())
+                old = files.mapping(file)
                 known = [Finished(**one) for one in old["shards"]]
                 same = old["source"] == facts["source"]
-            except (ValueError, KeyError, TypeError):
+            except (UserError, KeyError, TypeError):
                 raise UserError(f"--out: {file} is not an index of shards; give an empty folder") from None
             if not same:
                 raise UserError(f"--out: {path} has another data set ({old['source']}); give an empty folder")

@@ -21,7 +21,7 @@ from typing import Any
 
 from bench import words
 from bench.catalogue import gpu_rates, models
-from bench.parse import TRANSPORTS, counts, numbers, positive, transport
+from bench.parse import TRANSPORTS, counts, numbers, transport
 from bench.predict import validate
 from bench.predict.fit import Observation, fit_ceiling
 from bench.predict.inputs import (
@@ -38,6 +38,7 @@ from bench.predict.inputs import (
 from bench.predict.step import Prediction, link_gbps, predict
 from bench.predict.validate import as_object, rounded
 from cluster.core.errors import UserError
+from cluster.core.numbers import COUNT, POSITIVE, Number
 from cluster.core.tables import columns
 
 PLOT_SUFFIXES = (".html", ".json", ".pdf", ".png", ".svg")
@@ -78,30 +79,30 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (__doc__ or "").split("\n\n", 1)[1]
     option = parser.add_argument
     option("--model", help=f"{', '.join(models.NAMES)} (default resnet50)")
-    option("--batch", type=int, help="images per GPU and step (default 64)")
+    option("--batch", type=COUNT, help="images per GPU and step (default 64)")
     option("--gpu", help=f"device profile: {', '.join(gpu_rates.PROFILES)}")
     option("--precision", help="fp32, tf32, amp or fp16, where published (default: the GPU's usual one)")
-    option("--single-rate", type=float, help="measured images/s of one GPU; overrides the profile")
+    option("--single-rate", type=POSITIVE, help="measured images/s of one GPU; overrides the profile")
     option("--gpus", help="total number of GPUs, or a list such as 1,4,8,32")
-    option("--gpus-per-node", type=int, default=1, help="(default 1)")
+    option("--gpus-per-node", type=COUNT, default=1, help="(default 1)")
     option("--rate-gbps", help="link rate of one node in Gbit/s, or a list")
     option("--transport", default="tcp", help=f"{', '.join(TRANSPORTS)} (default tcp)")
     option("--engine", choices=ENGINES, default="horovod")
     option("--compression", choices=tuple(COMPRESSIONS), default="none")
-    option("--fusion-mb", type=float, help="fusion buffer in MiB (default: horovod 128, ddp 25; 0: off)")
-    option("--cycle-ms", type=float, default=1.0, help="Horovod's cycle time (default 1)")
+    option("--fusion-mb", type=Number(0, 1e6), help="fusion buffer in MiB (default: horovod 128, ddp 25; 0: off)")
+    option("--cycle-ms", type=Number(0, 1e6), default=1.0, help="Horovod's cycle time (default 1)")
     text = "none: one all-reduce after backward; tensor: one per gradient; fused: merged gradients (default)"
     option("--overlap", choices=OVERLAPS, default="fused", help=text)
     option("--interconnect", choices=INTERCONNECTS, default="auto", help="link between the GPUs of a node")
     option("--hierarchical", action="store_true", help="reduce within each node first")
     text = "auto: a rate that no Ethernet port has is a limiter on a faster port; native: the port has this rate"
     option("--link", choices=LINKS, default="auto", help=text)
-    option("--input-rate", type=float, help="images/s that one node's input pipeline delivers")
-    option("--servers", type=int, help="parameter servers (default: one per node)")
-    option("--ceiling-gbps", type=float, help="real bandwidth of the transport between two nodes")
+    option("--input-rate", type=POSITIVE, help="images/s that one node's input pipeline delivers")
+    option("--servers", type=COUNT, help="parameter servers (default: one per node)")
+    option("--ceiling-gbps", type=POSITIVE, help="real bandwidth of the transport between two nodes")
     option("--anchor", metavar="GPUS:RATE", help="fit that bandwidth from your own measurement on two or more nodes")
     option("--calibrate", type=Path, metavar="RUN", help="fit the model to a measured run")
-    option("--fit-nodes", type=int, help="with --calibrate: fit on up to this many nodes and hold out the others")
+    option("--fit-nodes", type=COUNT, help="with --calibrate: fit on up to this many nodes and hold out the others")
     option("--validate", action="store_true", help="compare with every published table")
     option("--table", type=Path, metavar="CSV", help="with --validate: your own table, in the columns of hkbu-2020.csv")
     text = f"write a plot; the suffix is the format: {', '.join(PLOT_SUFFIXES)}"
@@ -158,7 +159,7 @@ def _parameters(args: argparse.Namespace, setup: Setup) -> Parameters:
     if args.ceiling_gbps is not None and args.anchor is not None:
         raise UserError("--anchor: cannot be combined with --ceiling-gbps; use one of them")
     if args.ceiling_gbps is not None:
-        return DEFAULTS.with_ceiling(setup.transport, positive(args.ceiling_gbps, "--ceiling-gbps"))
+        return DEFAULTS.with_ceiling(setup.transport, args.ceiling_gbps)
     if args.anchor is None:
         return DEFAULTS
     gpus, colon, rate = args.anchor.partition(":")

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from bench.catalogue import gpu_rates, models
 from bench.parse import TRANSPORTS, positive
 from cluster.core.errors import UserError
+from cluster.core.numbers import LARGEST
 
 ENGINES = ("horovod", "ddp", "ps")
 OVERLAPS = ("none", "tensor", "fused")
@@ -108,12 +109,12 @@ class Setup:
             value = getattr(self, field)
             if value < 1:
                 raise UserError(f"{_flag(field)}: {value} must be at least 1")
-        for field in ("single_step_ms", "rate_gbps", "fusion_mb", "input_images_per_second", "servers"):
-            value = getattr(self, field)
-            if value is not None and not (field == "fusion_mb" and value == 0):
+        for field in ("single_step_ms", "rate_gbps", "input_images_per_second", "servers"):
+            if (value := getattr(self, field)) is not None:
                 positive(value, _flag(field))
-        if not math.isfinite(self.cycle_ms) or self.cycle_ms < 0:
-            raise UserError(f"--cycle-ms: {self.cycle_ms:g} must be 0 or more")
+        for field in ("fusion_mb", "cycle_ms"):
+            if (value := getattr(self, field)) is not None and not 0 <= value <= LARGEST:
+                raise UserError(f"{_flag(field)}: {value:g} must be 0 or more")
         for field, known in (
             ("transport", TRANSPORTS),
             ("engine", ENGINES),

@@ -25,6 +25,7 @@ from bench.results.trial import SCHEMA_VERSION, Trial
 from bench.worker.protocol import RankReport
 from cluster.core import files, paths
 from cluster.core.errors import InfraError, UserError
+from cluster.core.numbers import LARGEST, SMALLEST
 
 RESULTS = paths.RESULTS
 TRIALS = "trials.jsonl"
@@ -169,13 +170,14 @@ def implausible(trial: Trial) -> str | None:
     wrong = next((value for value in numbers(trial.model_dump()) if not 0 <= value < 1e18), None)
     if wrong is not None:
         return f"a measured value of {wrong} is not possible"
-    if any(record.median <= 0 for record in (trial.step_ms, trial.images_per_second) if record is not None):
-        return "a step time or throughput of 0 is not possible"
+    for record in (trial.step_ms, trial.images_per_second):
+        if record is not None and not SMALLEST <= record.median <= LARGEST:
+            return f"a step time or throughput of {record.median:g} is not possible"
     return None
 
 
 def numbers(value: Any) -> Iterator[float]:
-    """Every number in a record except its loss, which may be negative or infinite."""
+    """Every number in a record except its loss, which may be negative."""
     if isinstance(value, dict):
         for name, inner in value.items():
             if name != "loss":

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Any, Literal
+import math
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from bench.results.provenance import PATTERN
 from cluster.core.contract import TransportName
@@ -14,7 +15,15 @@ SCHEMA_VERSION = 2
 
 
 class Record(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+# JSON has no infinity, and a training that diverged is still a measurement.
+Loss = Annotated[float | None, BeforeValidator(_finite)]
 
 
 class Interval(Record):
@@ -175,7 +184,9 @@ class Trial(Record):
         pattern=PATTERN,
         description="file in the run folder that describes the environment; provenance.json if not set",
     )
-    loss: list[float] = Field(default_factory=list, description="first and last training loss on real devices")
+    loss: list[Loss] = Field(
+        default_factory=list, description="first and last training loss on real devices; null: not finite"
+    )
 
     @model_validator(mode="before")
     @classmethod

@@ -14,6 +14,7 @@ from bench.predict.step import Prediction, predict
 from bench.sizing.components import add_training_arguments, gpu_price
 from cluster.core import prices
 from cluster.core.errors import UserError
+from cluster.core.numbers import COUNT
 from cluster.core.tables import columns
 
 SHOWN = 5
@@ -41,7 +42,7 @@ class Option:
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--target-efficiency", default="0.9", help="share of ideal scaling to reach (default 0.9)")
-    parser.add_argument("--gpus", type=int, default=64, help="total number of GPUs (default 64)")
+    parser.add_argument("--gpus", type=COUNT, default=64, help="total number of GPUs (default 64)")
     add_training_arguments(parser)
     parser.add_argument("--batch", default=None, help="batches per GPU to consider (default 32,64,128)")
     parser.add_argument("--gpus-per-node", default="1,2,4,8", help="values to consider (default 1,2,4,8)")

@@ -10,6 +10,7 @@ from bench.parse import number
 from bench.predict.inputs import ENGINES
 from cluster.core import prices
 from cluster.core.errors import UserError
+from cluster.core.numbers import POSITIVE
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ def add_training_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", default="resnet50", help=f"{', '.join(models.NAMES)} (default resnet50)")
     parser.add_argument("--gpu", help=f"device profile: {', '.join(gpu_rates.PROFILES)}")
     parser.add_argument("--precision", help="fp32, tf32, amp or fp16, where published (default: the GPU's usual one)")
-    parser.add_argument("--single-rate", type=float, help="measured images/s of one GPU, at the given --batch")
+    parser.add_argument("--single-rate", type=POSITIVE, help="measured images/s of one GPU, at the given --batch")
     parser.add_argument("--engine", choices=ENGINES, default="horovod", help="(default horovod)")
     parser.add_argument("--gpu-price", help="USD per GPU hour (default: `cluster prices`)")
 

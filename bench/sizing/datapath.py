@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from bench.parse import counts
 from bench.sizing import components
 from bench.sizing.components import Speeds
-from cluster.core.errors import UserError
+from cluster.core.numbers import COUNT
 from cluster.core.tables import columns
 
 # Storage -> (the drive, whether reads are random by default, whether a network is in between).
@@ -108,18 +108,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--storage", choices=tuple(STORAGE), default="ssd", help="(default ssd)")
     parser.add_argument("--access", choices=("sequential", "random"), help="access to hard disks (default: nfs random)")
     parser.add_argument("--uncompressed", action="store_true", help="the data is stored decoded")
-    parser.add_argument("--drives", type=int, help="available drives; shows how busy they keep the GPUs")
-    parser.add_argument("--cores", type=int, help="available cores")
-    parser.add_argument("--nics", type=int, help="available network interfaces")
+    parser.add_argument("--drives", type=COUNT, help="available drives; shows how busy they keep the GPUs")
+    parser.add_argument("--cores", type=COUNT, help="available cores")
+    parser.add_argument("--nics", type=COUNT, help="available network interfaces")
     components.add_argument(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     speeds = components.from_arguments(args.speed)
     have = {part: getattr(args, part) for part in ("drives", "cores", "nics") if getattr(args, part) is not None}
-    for part, number in have.items():
-        if number < 1:
-            raise UserError(f"--{part}: {number} must be at least 1")
     sizes = counts(args.gpus, "--gpus")
     compressed = not args.uncompressed
     needs = [need(gpus, args.storage, speeds, compressed, args.access) for gpus in sizes]

@@ -11,7 +11,7 @@ from bench.predict.inputs import Setup, single_step
 from bench.predict.step import predict
 from bench.sizing.components import add_training_arguments, gpu_price
 from bench.sizing.transfer import readable
-from cluster.core.errors import UserError
+from cluster.core.numbers import COUNT
 from cluster.core.tables import columns
 
 # ImageNet: 138 GB of JPEG for 1.28 million images.
@@ -41,10 +41,10 @@ def project(setup: Setup, images: float, epochs: float, gpu_hour: float) -> Proj
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dataset-tb", required=True, help="size of the data set in TB")
     parser.add_argument("--image-kb", default=str(IMAGE_KB), help=f"mean size of an image (default {IMAGE_KB:g})")
-    parser.add_argument("--batch", type=int, default=64, help="images per GPU and step (default 64)")
+    parser.add_argument("--batch", type=COUNT, default=64, help="images per GPU and step (default 64)")
     add_training_arguments(parser)
     parser.add_argument("--gpus", default="1", help="number of GPUs, or a list; one GPU is always shown")
-    parser.add_argument("--gpus-per-node", type=int, default=4, help="(default 4)")
+    parser.add_argument("--gpus-per-node", type=COUNT, default=4, help="(default 4)")
     parser.add_argument("--rate-gbps", default="10", help="link rate of one node in Gbit/s (default 10)")
     parser.add_argument("--transport", default="tcp", help=f"{', '.join(TRANSPORTS)} (default tcp)")
     parser.add_argument("--epochs", default="90", help="passes over the data (default 90)")
@@ -58,8 +58,6 @@ def run(args: argparse.Namespace) -> int:
     gpu_hour = gpu_price(args.gpu_price, args.gpu)
     via = transport(args.transport)
     batch, per_node = args.batch, args.gpus_per_node
-    if per_node < 1:
-        raise UserError(f"--gpus-per-node: {per_node} must be at least 1")
     step, source, doubt = single_step(args.model, batch, args.gpu, args.precision, args.single_rate)
     images = size * 1e9 / kilobytes
     found = []

@@ -132,6 +132,6 @@ def pump(process: Popen[str], lines: queue.Queue[str | None]) -> None:
 def last_line(log: Path) -> str:
     """The last line of a log that contains "error", or else the last line."""
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines()]
-    lines = [line for line in lines if line and not line.startswith((protocol.MARK, "---"))]
+    lines = [line for line in lines if line and protocol.MARK not in line and not line.startswith("---")]
     errors = [line for line in lines if "Error" in line or "error" in line]
     return (errors or lines or ["no output"])[-1][:300]

@@ -22,6 +22,7 @@ from bench.results import store
 from bench.sweep.progress import console
 from cluster.core import files, ssh
 from cluster.core.contract import Contract
+from cluster.core.errors import InfraError
 
 SCHEMA_VERSION = 1
 MIN_STEP = 5  # monitoring_interval_seconds in roles/monitoring
@@ -64,7 +65,7 @@ def save(contract: Contract, run: store.RunFolder, begin: float, end: float) -> 
     """Add the metrics between two times (of time.monotonic) to the run; print a warning if there are none."""
     try:
         answer = query(contract, request(contract, end - begin, time.monotonic() - end))
-    except (OSError, ValueError, subprocess.SubprocessError) as error:
+    except (InfraError, OSError, subprocess.SubprocessError) as error:
         reason = (getattr(error, "stderr", None) or str(error)).strip().splitlines()[-1:] or ["no answer"]
         console.print(f"monitoring: no metrics saved: {reason[0]}; the trials are complete")
         return
@@ -82,8 +83,7 @@ def request(contract: Contract, seconds: float, ago: float) -> dict[str, Any]:
 def query(contract: Contract, job: dict[str, Any]) -> dict[str, Any]:
     argv = ssh.argv(contract, contract.head, shlex.join(["python3", "-c", QUERY_SCRIPT]))
     done = subprocess.run(argv, input=json.dumps(job), capture_output=True, text=True, timeout=TIMEOUT, check=True)
-    answer: dict[str, Any] = json.loads(done.stdout)
-    return answer
+    return files.answer(done.stdout, "Prometheus", dict[str, Any])
 
 
 def series(answers: dict[str, list[dict[str, Any]]]) -> dict[str, dict[str, list[list[float]]]]:

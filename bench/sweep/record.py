@@ -199,7 +199,7 @@ def trial(
         traffic=traffic,
         stragglers=stragglers(main.ranks),
         host_cpu_percent=main.cpu_percent,
-        loss=main.losses,
+        loss=[*main.losses],
         timing=Timing(launch=launch_s, **spent),
     )
 

@@ -33,6 +33,7 @@ from cluster import lifecycle, tuning
 from cluster.core import files, lock
 from cluster.core.contract import Contract
 from cluster.core.errors import InfraError, UserError
+from cluster.core.numbers import MINUTES, Whole
 from cluster.core.progress import Progress
 from cluster.core.state import State
 from cluster.terraform import read_output
@@ -47,9 +48,9 @@ MEDIAN = attrgetter("median")
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--env", default="local", help="environment to tune (default local)")
     parser.add_argument("--fabric", help="fabric of cluster.yml (default: the active one)")
-    parser.add_argument("--minutes", type=float, default=5.0, help="time budget (default 5)")
+    parser.add_argument("--minutes", type=MINUTES, default=5.0, help="time budget (default 5)")
     parser.add_argument("--model", default="resnet50", help="model whose step is the objective (default resnet50)")
-    parser.add_argument("--batch", type=int, default=64, help="images per GPU and step (default 64)")
+    parser.add_argument("--batch", type=Whole(1, 4096), default=64, help="images per GPU and step (default 64)")
     parser.add_argument("--device", default="emulated:p100", help="device, as in a plan (default emulated:p100)")
     parser.add_argument("--explain", action="store_true", help="show how much each setting matters")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
@@ -228,8 +229,6 @@ def tune(args: argparse.Namespace, state: State, contract: Contract) -> int:
         raise UserError(f"--fabric {fabric}: unknown; choose one of {', '.join(contract.fabrics)}")
     if len(contract.nodes) < 2:
         raise UserError("tune: needs at least 2 nodes; run `make scale NODES=4`")
-    if args.minutes <= 0:
-        raise UserError(f"--minutes {args.minutes:g}: must be greater than 0")
     count = len(contract.nodes)
     plan = Plan(nodes=[count], batches=[args.batch], fabrics=[fabric], models=[args.model], device=args.device)
     check.check(plan, contract, count, max(node.gpus for node in contract.nodes.values()))

@@ -19,8 +19,16 @@ def run_on(node: str, *command: str) -> str:
     argv = list(command) if local else ["ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=5", node, *command]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
     if done.returncode:
-        sys.exit(f"{node}: {command[0]}: {(done.stderr or done.stdout).strip()[-300:]}")
+        sys.exit(f"{node}: {command[0]}: {reason(done.stdout, done.stderr)}")
     return done.stdout
+
+
+def reason(out: str, err: str) -> str:
+    """Why a command failed. With -J, iperf3 reports its errors inside its JSON."""
+    try:
+        return str(json.loads(out)["error"])
+    except (KeyError, TypeError, ValueError):
+        return ((err or out).strip().splitlines() or ["no output"])[-1][-300:]
 
 
 def main() -> None:

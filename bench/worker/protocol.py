@@ -190,7 +190,7 @@ def parse(line: str) -> Event | None:
     try:
         values = json.loads(text)
         event: Event = decode(EVENTS[values.pop("event")], values)
-    except (KeyError, TypeError, ValueError):
+    except (AttributeError, KeyError, RecursionError, TypeError, ValueError):
         return None
     return event
 

@@ -14,7 +14,7 @@ StorageBackend = Literal["none", "glusterfs", "nfs", "existing"]
 
 
 class Part(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
 
 class Ssh(Part):

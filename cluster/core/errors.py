@@ -53,6 +53,11 @@ def take(folder: Path) -> UserError | InfraError | None:
     path = folder / PASSED_ON
     if not path.exists():
         return None
-    found = json.loads(path.read_text())
-    path.unlink()
-    return UserError(found["text"]) if found["user"] else InfraError(found["text"])
+    try:
+        found = json.loads(path.read_bytes())
+        return (UserError if found["user"] else InfraError)(str(found["text"]))
+    except (ValueError, KeyError, TypeError):
+        # Cut off by a kill or a full disk.
+        return None
+    finally:
+        path.unlink()

@@ -9,6 +9,8 @@ from pathlib import Path
 from packaging.markers import default_environment
 from packaging.requirements import Requirement
 
+from cluster.core import files
+
 
 @dataclass(frozen=True)
 class Locked:
@@ -26,7 +28,7 @@ class Locked:
 
 
 def read(path: Path) -> list[Locked]:
-    entries = re.findall(r"^([A-Za-z0-9][^\n\\]+==[^\n\\]+)\\?\n((?: +--hash=.*\n)+)", path.read_text(), re.MULTILINE)
+    entries = re.findall(r"^([A-Za-z0-9][^\n\\]+==[^\n\\]+)\\?\n((?: +--hash=.*\n)+)", files.text(path), re.MULTILINE)
     return [Locked(Requirement(text), tuple(re.findall(r"--hash=(\S+)", hashes))) for text, hashes in entries]
 
 

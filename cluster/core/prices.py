@@ -7,8 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from cluster.core import files
 from cluster.core.errors import UserError
 
 INSTANCES = Path(__file__).parent / "instances.yml"
@@ -30,13 +29,12 @@ class InstanceType:
 
 @cache
 def types() -> dict[str, InstanceType]:
-    return {name: InstanceType(**facts) for name, facts in yaml.safe_load(INSTANCES.read_text())["types"].items()}
+    return {name: InstanceType(**facts) for name, facts in files.mapping(INSTANCES)["types"].items()}
 
 
 @cache
 def catalogue() -> dict[str, Any]:
-    content: dict[str, Any] = yaml.safe_load(PRICES.read_text())
-    return content
+    return files.mapping(PRICES)
 
 
 def date() -> str:

@@ -48,7 +48,7 @@ def check_ranges(field: str, ranges: dict[str, str], nodes: int) -> None:
 
 
 class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
 class Networks(Section):

@@ -7,6 +7,7 @@ import subprocess
 from datetime import UTC, datetime
 from pathlib import Path
 
+from cluster.core import files
 from cluster.core.errors import UserError
 
 DOWNLOAD = "download your login certificate from the account portal"
@@ -18,6 +19,7 @@ def expiry(pem: Path) -> datetime:
     if done.returncode:
         raise ValueError("contains no certificate")
     text = done.stdout.strip().removeprefix("notAfter=")
+    # strptime raises ValueError too.
     return datetime.strptime(text, "%b %d %H:%M:%S %Y %Z").replace(tzinfo=UTC)
 
 
@@ -52,4 +54,4 @@ def password(file: str | None, field: str) -> str | None:
     if not path.is_file():
         raise UserError(f"{field}: {path} does not exist; write the password there or set TESTBED_PEM_PASSWORD")
     require_private(path, field)
-    return path.read_text().strip()
+    return files.text(path, f"{field}: {path}").strip()

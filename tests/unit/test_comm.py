@@ -11,7 +11,7 @@ from bench.comm import command as comm
 from bench.comm import measure
 from bench.sweep.launch import SpecFile
 from bench.worker.protocol import CaseDone
-from cluster.core import contract
+from cluster.core import contract, entry
 from cluster.core.errors import UserError
 from cluster.core.progress import Progress
 from cluster.tuning import Tuning
@@ -20,7 +20,7 @@ CLUSTER = contract.parse(OUTPUT)
 
 
 def arguments(*words: str) -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
+    parser = entry.Parser()
     comm.configure(parser)
     return parser.parse_args(words)
 

@@ -100,7 +100,7 @@ def test_another_set_in_the_folder_is_refused(tmp_path, capsys):
 @pytest.mark.parametrize("words", [["--images", "0"], ["--images", "3", "--shard-mb", "-1"]])
 def test_make_names_what_is_wrong(tmp_path, capsys, words):
     assert main(["data", "make", "--out", str(tmp_path / "x"), *words]) == 2
-    assert "must be greater than 0" in capsys.readouterr().err
+    assert "is not possible; give a" in capsys.readouterr().err
     assert not (tmp_path / "x").exists()
 
 

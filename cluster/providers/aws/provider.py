@@ -13,7 +13,7 @@ from typing import Any
 import boto3
 from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
 
-from cluster.core import prices, sections
+from cluster.core import files, prices, sections
 from cluster.core.contract import Contract
 from cluster.core.errors import InfraError, UserError
 from cluster.core.progress import Progress
@@ -82,7 +82,7 @@ class Aws(Provider):
 
     def variables(self) -> dict[str, str]:
         expires = self.state.dir / "expires"
-        return {"expires": expires.read_text() if expires.exists() else "unset"}
+        return {"expires": files.text(expires) if expires.exists() else "unset"}
 
     def instances(self) -> dict[str, dict[str, Any]]:
         """The cluster's instances by node name, without terminated ones."""
@@ -125,7 +125,7 @@ class Aws(Provider):
 
         The console drops old output, so a key is read once per instance; the line ends with the instance id.
         """
-        known = self.state.known_hosts.read_text().splitlines() if self.state.known_hosts.exists() else []
+        known = files.text(self.state.known_hosts).splitlines() if self.state.known_hosts.exists() else []
         keys = {words[-1]: " ".join(words[1:3]) for words in map(str.split, known)}
         instances = self.instances()
         lines = []

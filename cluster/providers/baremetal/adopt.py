@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 
-from cluster.core import config, sections
+from cluster.core import config, files, sections
 from cluster.core.errors import InfraError, UserError
 from cluster.core.state import State
 from cluster.providers.baremetal.provider import Baremetal
@@ -29,7 +29,7 @@ def scan(provider: Baremetal, host: sections.Host) -> str:
 
 def fingerprint(key: str) -> str:
     done = subprocess.run(["ssh-keygen", "-l", "-f", "-"], input=f"{key}\n", capture_output=True, text=True, check=True)
-    return done.stdout.split()[1]
+    return (done.stdout.split() or ["no", "unknown"])[1]
 
 
 def run(env: str) -> int:
@@ -61,7 +61,7 @@ def run(env: str) -> int:
                 out.writelines(f"{provider.known_hosts_name(h)} {new[h.name]}\n" for h in hosts if h.name in new)
             print(f"pinned in {file.relative_to(config.ROOT)}")
     if not provider.section.key:
-        key = state.key.with_suffix(".pub").read_text().strip()
+        key = files.text(state.key.with_suffix(".pub")).strip()
         print(f"user {provider.section.user} on the hosts must accept this public key:\n{key}")
     return 0
 

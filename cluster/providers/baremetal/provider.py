@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
-from cluster.core import sections, ssh
+from typing_extensions import TypedDict
+
+from cluster.core import files, sections, ssh
 from cluster.core.config import env_dir
 from cluster.core.errors import InfraError, UserError
 from cluster.core.progress import Progress
@@ -24,6 +24,17 @@ addresses=$(ip -o -4 address show 2>/dev/null | awk '{printf "%s\"%s %s\"", sep,
 printf '{"name":"%s","os":"%s","release":"%s","sudo":%s,"python":%s,"addresses":[%s]}\n' \
   "$(hostname -s)" "$ID" "${VERSION_CODENAME:-}" "$root" "$python" "$addresses"
 """
+
+
+class Facts(TypedDict):
+    """What INSPECT prints about a host."""
+
+    name: str
+    os: str
+    release: str
+    sudo: bool
+    python: bool
+    addresses: list[str]
 
 
 class Baremetal(Provider):
@@ -53,8 +64,8 @@ class Baremetal(Provider):
     def pinned_keys(self) -> dict[str, str]:
         """Host name -> 'type key', from cluster.yml or from `make adopt`."""
         file = self.pinned_keys_file
-        lines = file.read_text().splitlines() if file.exists() else []
-        adopted = dict(line.split(" ", 1) for line in lines if line and not line.startswith("#"))
+        lines = files.text(file).splitlines() if file.exists() else []
+        adopted = dict(line.split(" ", 1) for line in lines if " " in line and not line.startswith("#"))
         keys = {host.name: host.host_key or adopted.get(self.known_hosts_name(host)) for host in self.section.hosts}
         return {name: " ".join(key.split()[:2]) for name, key in keys.items() if key}
 
@@ -93,10 +104,7 @@ class Baremetal(Provider):
                 fix = "add the public key to its authorized_keys, or correct baremetal.user or baremetal.key"
                 raise UserError(f"{where}: user {user} cannot log in with {self.key}; {fix}")
             raise InfraError(f"{where}: unreachable: {(answer.stderr.strip().splitlines() or ['no answer'])[-1]}")
-        try:
-            found: dict[str, Any] = json.loads(answer.stdout.splitlines()[-1])
-        except (IndexError, json.JSONDecodeError):
-            raise InfraError(f"{where}: unexpected output: {answer.stdout.strip()[-200:]!r}") from None
+        found = files.answer((answer.stdout.splitlines() or [""])[-1], where, Facts)
         system, release = f"{found['os']} {found['release']}", self.cluster.os_release
         if system != f"debian {release}":
             raise UserError(f"{where}: runs {system}; the roles need Debian {release}")

@@ -16,7 +16,9 @@ from pathlib import Path
 from subprocess import DEVNULL, PIPE
 from typing import IO, Any
 
-from cluster.core import sections
+from typing_extensions import TypedDict
+
+from cluster.core import files, sections
 from cluster.core.config import ROOT
 from cluster.core.errors import InfraError, UserError
 from cluster.core.process import die_with_parent, run_logged
@@ -63,9 +65,9 @@ def validate(definitions: list[dict[str, Any]], log: Path) -> None:
     argv, data = [str(ensure(log) / "bin/python"), "-c", VALIDATE], json.dumps(definitions)
     done = subprocess.run(argv, input=data, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise InfraError(f"cannot run gpulab-cli's schema: {done.stderr.strip().splitlines()[-1]}")
+        raise InfraError(f"cannot run gpulab-cli's schema: {(done.stderr.strip().splitlines() or ['no output'])[-1]}")
     if done.stdout:
-        number, problem = json.loads(done.stdout)
+        number, problem = files.answer(done.stdout, "gpulab-cli's schema", tuple[int, str])
         raise UserError(f"GPULab job {definitions[number].get('name')}: {problem}")
 
 
@@ -75,6 +77,11 @@ class JobState:
 
     status: str
     started: bool
+
+
+class Job(TypedDict):
+    name: str
+    uuid: str
 
 
 class Cli:
@@ -142,15 +149,16 @@ class Cli:
     def state(self, job: str) -> JobState:
         """`gpulab-cli wait` cannot be used here: it exits with 0 for a failed job too."""
         try:
-            state = json.loads(self.call("jobs", "-r", job))["state"]
+            state = files.answer(self.call("jobs", "-r", job), "gpulab jobs", dict[str, Any])["state"]
             status = str(state["status"]).upper().replace(" ", "")
             return JobState(status, bool(state["eventTimes"].get("RUNNING")))
-        except (ValueError, KeyError, TypeError):
+        except (KeyError, TypeError, AttributeError):
             raise InfraError(f"gpulab jobs: unexpected output for job {job}") from None
 
     def own_jobs(self) -> dict[str, str]:
         """Name -> id of this account's latest jobs."""
-        return {str(job["name"]): str(job["uuid"]) for job in json.loads(self.call("jobs", "-U", "-r", "-c", "200"))}
+        jobs = files.answer(self.call("jobs", "-U", "-r", "-c", "200"), "gpulab jobs", list[Job])
+        return {job["name"]: job["uuid"] for job in jobs}
 
 
 def cli_error(command: str, output: str) -> UserError | InfraError:

@@ -17,7 +17,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from cluster.core import sections, worker_files
+from typing_extensions import TypedDict
+
+from cluster.core import files, sections, worker_files
 from cluster.core.config import layout
 from cluster.core.errors import InfraError
 from cluster.providers import testbed
@@ -29,6 +31,10 @@ from cluster.providers.gpulab.job_request import Definition, Shape
 from cluster.providers.gpulab.ledger import Ledger
 
 PYTHON = f"{layout()['venv']}/bin/python"
+
+
+class Probe(TypedDict):
+    unreachable: list[str]
 
 
 class Deployment:
@@ -58,7 +64,7 @@ class Deployment:
         answers = [line.partition("@probe ")[2] for line in lines if "@probe " in line]
         if not answers:
             raise InfraError(f"the probe jobs ended without a result; their logs are in {self.folder / 'joblogs'}")
-        answer = json.loads(answers[-1])
+        answer = files.answer(answers[-1], "the probe jobs", Probe)
         self.probe_file.write_text(json.dumps(answer) + "\n")
         if answer["unreachable"]:
             fix = "use MODE=1xN, or set cluster.gpulab.cluster_id to a cluster whose jobs share a network"

@@ -6,7 +6,18 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NotRequired
+
+from typing_extensions import TypedDict
+
+from cluster.core import files
+from cluster.core.errors import InfraError
+
+
+class Event(TypedDict):
+    event: str
+    name: str
+    id: NotRequired[str]
 
 
 class Ledger:
@@ -26,13 +37,13 @@ class Ledger:
         The id is empty if we were stopped before GPULab answered the submission.
         """
         found: dict[str, str] = {}
-        for line in self.file.read_text().splitlines() if self.file.exists() else []:
+        for line in files.text(self.file).splitlines() if self.file.exists() else []:
             try:
-                event = json.loads(line)
-            except ValueError:  # a line that a kill cut off: its job stays open
+                event = files.answer(line, self.file.name, Event)
+            except InfraError:  # a line that a kill cut off: its job stays open
                 continue
             if event["event"] in ("asked", "submitted"):
-                found[event["name"]] = event["id"] if event["event"] == "submitted" else ""
+                found[event["name"]] = event.get("id", "") if event["event"] == "submitted" else ""
             else:
                 found.pop(event["name"], None)
         return found

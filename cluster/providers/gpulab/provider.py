@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from cluster.core import sections, worker_files
+from cluster.core import files, sections, worker_files
 from cluster.core.config import Cluster
 from cluster.core.contract import Contract
 from cluster.core.errors import UserError
@@ -51,7 +51,7 @@ class Gpulab(Provider):
         lines = [f"mode {self.section.mode}; jobs exist only during a measurement"]
         lines += [f"job {name} ({identifier or 'id unknown'}) may be running" for name, identifier in open_jobs.items()]
         if probe_file.exists():
-            lines.append(f"probe: {probe_file.read_text().strip()}")
+            lines.append(f"probe: {files.text(probe_file).strip()}")
         return lines
 
     def remove_leftovers(self) -> None:

@@ -7,15 +7,16 @@ node.py runs once per node.
 from __future__ import annotations
 
 import ipaddress
-import json
 import os
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import NotRequired
 
-from cluster.core import root
+from typing_extensions import TypedDict
+
+from cluster.core import files, root
 from cluster.core.errors import InfraError
 
 Network4 = ipaddress.IPv4Network
@@ -86,6 +87,43 @@ def podman(*args: str, check: bool = True, env: Mapping[str, str] | None = None)
     return done.stdout.strip()
 
 
+class Row(TypedDict):
+    """A container, as podman ps prints it."""
+
+    Id: str
+    Names: list[str]
+    Labels: dict[str, str] | None
+    Mounts: list[str] | None
+    State: str
+    StartedAt: int
+    ImageID: str
+
+
+class Mount(TypedDict):
+    Source: str
+    Destination: str
+
+
+class Inspected(TypedDict):
+    Id: str
+    Mounts: list[Mount]
+
+
+class Range(TypedDict):
+    subnet: str
+
+
+class NetworkRow(TypedDict):
+    name: str
+    labels: NotRequired[dict[str, str] | None]
+    subnets: NotRequired[list[Range] | None]
+
+
+class RouteRow(TypedDict):
+    dst: str
+    dev: NotRequired[str]
+
+
 def look(env: Mapping[str, str] | None = None) -> Machine:
     rows = container_rows(env)
     nodes = containers(rows, env)
@@ -95,20 +133,20 @@ def look(env: Mapping[str, str] | None = None) -> Machine:
     return Machine(nodes, found, tuple(route for route in routes() if route.subnet not in bridged), names)
 
 
-def container_rows(env: Mapping[str, str] | None = None, *filters: str) -> list[dict[str, Any]]:
+def container_rows(env: Mapping[str, str] | None = None, *filters: str) -> list[Row]:
     words = (f"--filter={one}" for one in filters)
-    return list(json.loads(podman("ps", "-a", "--format=json", *words, env=env) or "[]"))
+    return files.answer(podman("ps", "-a", "--format=json", *words, env=env) or "[]", "podman ps", list[Row])
 
 
-def containers(rows: list[dict[str, Any]], env: Mapping[str, str] | None = None) -> tuple[Container, ...]:
+def containers(rows: list[Row], env: Mapping[str, str] | None = None) -> tuple[Container, ...]:
     """The nodes among these containers."""
     # A container that somebody runs from a node image inherits the builder's labels, but has no seed.
-    nodes = [row for row in rows if SEED in (row["Mounts"] or []) and CLUSTER in (row["Labels"] or {})]
+    nodes = [row for row in rows if SEED in (row["Mounts"] or []) and CLUSTER in labels(row)]
     owners = seed_owners([row["Id"] for row in nodes if not declared_owner(row)], env)
     return tuple(
         Container(
             name=row["Names"][0],
-            cluster=row["Labels"][CLUSTER],
+            cluster=labels(row)[CLUSTER],
             owner=declared_owner(row) or owners.get(row["Id"], ""),
             state=row["State"],
             since=row["StartedAt"],
@@ -120,7 +158,8 @@ def containers(rows: list[dict[str, Any]], env: Mapping[str, str] | None = None)
 
 
 def networks(nodes: tuple[Container, ...], env: Mapping[str, str] | None = None) -> tuple[Network, ...]:
-    rows = json.loads(podman("network", "ls", "--format=json", env=env) or "[]")
+    listed = podman("network", "ls", "--format=json", env=env) or "[]"
+    rows = files.answer(listed, "podman network ls", list[NetworkRow])
     return tuple(read_network(row, nodes) for row in rows)
 
 
@@ -133,21 +172,26 @@ def network(name: str, cluster: str) -> Network | None:
     return next((one for one in networks(nodes) if one.name == name), None)
 
 
-def own_fingerprint(row: dict[str, Any]) -> str:
+def labels(row: Row) -> dict[str, str]:
+    return row["Labels"] or {}
+
+
+def own_fingerprint(row: Row) -> str:
     """Without the name that it starts with: a container also inherits its image's labels, which are the builder's."""
-    name, _, digest = row["Labels"].get(FINGERPRINT, "").partition(" ")
+    name, _, digest = labels(row).get(FINGERPRINT, "").partition(" ")
     return digest if name == row["Names"][0] else ""
 
 
-def declared_owner(row: dict[str, Any]) -> str:
-    return row["Labels"].get(OWNER, "") if own_fingerprint(row) else ""
+def declared_owner(row: Row) -> str:
+    return labels(row).get(OWNER, "") if own_fingerprint(row) else ""
 
 
 def seed_owners(identifiers: list[str], env: Mapping[str, str] | None) -> dict[str, str]:
     """Owners of nodes that an earlier version made: the state folder that their seed is in."""
     if not identifiers:
         return {}
-    found = json.loads(podman("inspect", "--type=container", *identifiers, check=False, env=env) or "[]")
+    inspected = podman("inspect", "--type=container", *identifiers, check=False, env=env) or "[]"
+    found = files.answer(inspected, "podman inspect", list[Inspected])
     return {
         row["Id"]: owner_of(Path(mount["Source"]).parents[1])
         for row in found
@@ -156,11 +200,11 @@ def seed_owners(identifiers: list[str], env: Mapping[str, str] | None) -> dict[s
     }
 
 
-def read_network(row: dict[str, Any], nodes: tuple[Container, ...]) -> Network:
-    labels = row.get("labels") or {}
-    cluster = labels.get(CLUSTER, "")
+def read_network(row: NetworkRow, nodes: tuple[Container, ...]) -> Network:
+    given = row.get("labels") or {}
+    cluster = given.get(CLUSTER, "")
     # A network of an earlier version belongs to the owner of its cluster's nodes.
-    owner = labels.get(OWNER) or next((one.owner for one in nodes if cluster and one.cluster == cluster), "")
+    owner = given.get(OWNER) or next((one.owner for one in nodes if cluster and one.cluster == cluster), "")
     subnets = (ipaddress.ip_network(one["subnet"]) for one in row.get("subnets") or [])
     return Network(row["name"], cluster, owner, tuple(one for one in subnets if isinstance(one, Network4)))
 
@@ -169,7 +213,7 @@ def routes() -> list[Route]:
     """IPv4 networks that this machine has an interface in or a route to."""
     done = subprocess.run(["ip", "-json", "-4", "route", "show"], capture_output=True, text=True)
     found = []
-    for row in json.loads(done.stdout or "[]"):
+    for row in files.answer(done.stdout or "[]", "ip route", list[RouteRow]):
         if row["dst"] != "default":
             subnet = Network4(row["dst"])
             if subnet.prefixlen >= SHORTEST_ROUTE and "dev" in row:

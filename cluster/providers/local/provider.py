@@ -64,7 +64,7 @@ class Local(Provider):
         argv = [sys.executable, "-m", image.NODE_TOOL, action]
         done = subprocess.run(argv, env=env, capture_output=True, text=True, check=False)
         if done.returncode:
-            raise InfraError(done.stderr.strip())
+            raise InfraError((done.stderr.strip().splitlines() or [f"podman: {action} failed without a message"])[-1])
 
     def node_states(self, contract: Contract) -> dict[str, NodeState]:
         own = machine.owner_of(self.state.dir)

@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from cluster.core import sections
+from cluster.core import files, sections
 from cluster.core.errors import InfraError, UserError
 from cluster.core.process import die_with_parent
 from cluster.providers import certificate, testbed
@@ -127,9 +127,9 @@ class Jfed(ControlPlane):
             self.run_action(action, (minutes + 5) * 60, folder)
             names = list(request.nodes)
             if manifest.exists():
-                return rspec.read_manifest(manifest.read_text(), names)
+                return rspec.read_manifest(files.text(manifest), names)
             for inventory in sorted((folder / "ansible").rglob("*hosts*")):
-                return Reservation(inventory_logins(inventory.read_text(), names))
+                return Reservation(inventory_logins(files.text(inventory), names))
         raise InfraError(f"jFed succeeded but wrote neither a manifest nor an inventory; see {self.log}")
 
     def renew(self, hours: int) -> None:

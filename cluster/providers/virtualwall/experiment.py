@@ -16,7 +16,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from cluster.core import sections, ssh
+from typing_extensions import TypedDict
+
+from cluster.core import files, sections, ssh
 from cluster.core.errors import InfraError, UserError
 from cluster.core.state import write_file
 from cluster.providers import testbed
@@ -25,6 +27,15 @@ from cluster.providers.virtualwall.control_planes import CONTROL_PLANES
 from cluster.providers.virtualwall.rspec import Login, Request
 
 SSH_SECONDS = 300
+
+
+class Address(TypedDict):
+    local: str
+
+
+class Interface(TypedDict):
+    ifname: str
+    addr_info: list[Address]
 
 
 class Experiment:
@@ -40,7 +51,7 @@ class Experiment:
 
     def read_record(self) -> dict[str, Any]:
         """The record of the experiment; empty if there is none."""
-        return dict(json.loads(self.record_file.read_text())) if self.record_file.exists() else {}
+        return files.mapping(self.record_file) if self.record_file.exists() else {}
 
     def create(self, request: Request) -> None:
         text = self.control_plane.render(request)
@@ -100,8 +111,9 @@ class Experiment:
                 raise InfraError(f"node {name} ({login.host}) does not answer over SSH: {done.stderr.strip()[-200:]}")
             time.sleep(2)
         lines = [line for line in done.stdout.splitlines() if line.strip()]
-        links = json.loads(lines[0])
-        control = {route.get("dev") for route in json.loads(lines[1])} if len(lines) > 1 else set()
+        links = files.answer(lines[0] if lines else "", f"node {name}: ip address", list[Interface])
+        routes = files.answer(lines[1], f"node {name}: ip route", list[dict[str, Any]]) if len(lines) > 1 else []
+        control = {route.get("dev") for route in routes}
         interface = {entry["local"]: link["ifname"] for link in links for entry in link["addr_info"]}
         found = {}
         for lan in request.lans:
