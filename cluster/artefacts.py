@@ -17,7 +17,6 @@ from cluster.core import config, files, locks, root
 from cluster.core.config import ROOT, Cluster
 from cluster.core.state import CACHE, State
 
-APT = ("ansible.builtin.apt", "ansible.builtin.package")
 # Lock file -> the machines that install its packages.
 LOCKS = {
     "controller.lock": "this machine",
@@ -55,30 +54,6 @@ def downloads() -> list[Row]:
     ]
 
 
-def apt_tasks(tasks: Any) -> list[Any]:
-    """The `name` of every apt task, also inside blocks."""
-    found = []
-    for task in tasks or []:
-        found += [task[module].get("name", []) for module in APT if isinstance(task.get(module), dict)]
-        found += apt_tasks(task.get("block"))
-    return found
-
-
-def debian_names(role: str) -> set[str]:
-    folder = ROOT / "roles" / role
-    defaults = files.mapping(folder / "defaults/main.yml")
-    names: set[str] = set()
-    for path in (folder / "tasks").glob("*.yml"):
-        if path.name == "remove.yml":
-            continue
-        for given in apt_tasks(files.document(path)):
-            variable = re.fullmatch(r"\{\{ *(\w+) *\}\}", given) if isinstance(given, str) else None
-            value = defaults.get(variable[1], []) if variable else given
-            names.update([value] if isinstance(value, str) else value)
-    # Names that depend on the machine, such as kernel headers, are unknown here.
-    return {name for name in names if "{{" not in name}
-
-
 def debian(state: State, cluster: Cluster) -> list[Row]:
     node_image = image.name(cluster)
     rows = []
@@ -89,7 +64,7 @@ def debian(state: State, cluster: Cluster) -> list[Row]:
         installed = (line.split() for line in done.stdout.splitlines())
         rows = [row("package", words[0], words[1], [], "nodes") for words in installed if len(words) == 2]
     listed = {one["name"] for one in rows}
-    wanted = set(image.BASE_PACKAGES).union(*(debian_names(role) for role in roles.active(cluster)))
+    wanted = set(image.BASE_PACKAGES).union(*(roles.packages(role) for role in roles.active(cluster)))
     rows += [row("package", name, f"from {cluster.os_release}", [], "nodes") for name in sorted(wanted - listed)]
     return rows + [row("package", name, "", [], "this machine") for name in setup_packages()]
 

@@ -13,13 +13,14 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
-from cluster import roles, wheelhouse
+from cluster import compiler, horovod_wheel, roles, wheelhouse
 from cluster.core import root, ssh
 from cluster.core.config import ROOT, Cluster, layout, versions
-from cluster.core.process import run_logged
+from cluster.core.process import PlaybookTasks, run_logged
 from cluster.core.progress import Progress
 from cluster.core.state import CACHE, State
 
@@ -32,6 +33,12 @@ CA_ANCHORS = Path("/usr/local/share/ca-certificates")
 KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
 # A module name: Terraform's state must not contain a path that may change.
 NODE_TOOL = "cluster.providers.local.node"
+# As in Debian's own slim images: no manuals and translations. Nothing of a container has to survive a power failure.
+DPKG_OPTIONS = (
+    "force-unsafe-io",
+    *(f"path-exclude=/usr/share/{folder}/*" for folder in ("doc", "info", "locale", "man")),
+    "path-include=/usr/share/doc/*/copyright",
+)
 BUILD_SUBNET = "10.76.255.0/24"
 # horovod_device in roles/horovod -> its wheelhouse
 WHEELHOUSES = {"cpu": "horovod", "cuda": "horovod-cuda"}
@@ -56,7 +63,7 @@ def digest_of(paths: Iterable[Path], *texts: str) -> str:
 
 
 def base_key(release: str) -> str:
-    return digest_of(CA_ANCHORS.glob("*.crt"), release, *BASE_PACKAGES)
+    return digest_of(CA_ANCHORS.glob("*.crt"), release, *BASE_PACKAGES, *DPKG_OPTIONS)
 
 
 def role_files(role: str) -> list[Path]:
@@ -104,7 +111,14 @@ def node_variables(state: State, cluster: Cluster) -> dict[str, object]:
         "wheelhouse_nccl": str(wheelhouse.folder("nccl", release)),
         "wheelhouse_jupyterlab": str(wheelhouse.folder("jupyterlab", release)),
         "horovod_wheel_cache": str(CACHE / "horovod"),
+        "horovod_wheel_given": horovod_wheel.given(cluster),
     }
+
+
+def packages(cluster: Cluster) -> set[str]:
+    """Debian packages that the install halves of the cluster's roles need in any case."""
+    patterns = ("install.yml", f"{cluster.storage.backend}/install.yml")
+    return {one for role in roles.active(cluster) for pattern in patterns for one in roles.packages(role, pattern)}
 
 
 def exists(state: State, image: str) -> bool:
@@ -116,69 +130,75 @@ def name(cluster: Cluster, device: str = "cpu") -> str:
     return f"localhost/horovod-cluster-node:{cluster.os_release}-{node_key(cluster, wheelhouses_in(cluster, device))}"
 
 
-def ensure(state: State, cluster: Cluster, say: Progress, device: str = "cpu") -> str:
+def ensure(state: State, cluster: Cluster, progress: Progress, device: str = "cpu") -> str:
     """Name of the node image. The image and its base are built if they are missing."""
     image = name(cluster, device)
     if exists(state, image):
         return image
-    with one_at_a_time():
+    with one_at_a_time(progress):
         if exists(state, image):
             return image
-        base = ensure_base(state, cluster.os_release, say)
-        log = state.log("image")
-        say("filling the wheelhouse")
-        wheels = wheelhouse.fill(wheelhouses_in(cluster, device), cluster.os_release, log)
-        say("installing the roles; Horovod is compiled unless its wheel is cached")
-        bake(state, cluster, base, image, {"horovod_device": device}, wheels, log)
+        with ThreadPoolExecutor() as pool:
+            wanted = wheelhouses_in(cluster, device)
+            wheels = pool.submit(wheelhouse.fill, wanted, cluster.os_release, state.log("image"), progress)
+            base = ensure_base(state, cluster.os_release, progress)
+        bake(state, cluster, base, image, {"horovod_device": device}, wheels.result(), progress)
     return image
 
 
-def ensure_base(state: State, release: str, say: Progress) -> str:
+def ensure_base(state: State, release: str, progress: Progress) -> str:
     base = f"localhost/horovod-cluster-base:{release}-{base_key(release)}"
     if not exists(state, base):
-        say(f"creating a Debian {release} root file system")
-        make_base(state, release, base, state.log("image"))
+        with progress.part("root", f"creating a Debian {release} root file system", "Debian root created"):
+            make_base(state, release, base, progress)
     return base
 
 
 @contextmanager
-def one_at_a_time() -> Iterator[None]:
+def one_at_a_time(progress: Progress) -> Iterator[None]:
     """Environments share the cache and the builder's subnet, so a second one waits and then finds the image."""
     CACHE.mkdir(parents=True, exist_ok=True)
     with (CACHE / "image.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        with progress.part("image", "waiting for another image build on this machine"):
+            fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 
-def make_base(state: State, release: str, image: str, log: Path) -> None:
+def make_base(state: State, release: str, image: str, progress: Progress) -> None:
+    hooks = [
+        'chroot "$1" useradd --create-home --shell /bin/bash --uid 1000 ops',
+        'chroot "$1" install -d -m 700 -o ops -g ops /home/ops/.ssh',
+        "printf 'ops ALL=(ALL) NOPASSWD: ALL\\n' > \"$1/etc/sudoers.d/ops\"",
+        'chmod 440 "$1/etc/sudoers.d/ops"',
+        'rm -f "$1"/etc/ssh/ssh_host_*',
+    ]
+    if any(CA_ANCHORS.glob("*.crt")):
+        hooks = [f"copy-in {' '.join(map(str, CA_ANCHORS.glob('*.crt')))} {CA_ANCHORS}", *hooks]
+        hooks.append('chroot "$1" update-ca-certificates')
+    options = [f"--include={','.join(BASE_PACKAGES)}", *(f"--customize-hook={hook}" for hook in hooks)]
+    options += [f"--keyring={KEYRING}", *(f"--dpkgopt={option}" for option in DPKG_OPTIONS)]
+    log, env = state.log("root"), state.environment()
+
+    def watch(line: str) -> None:
+        if line.startswith(("I: ", "Get:", "Unpacking ", "Setting up ")):
+            progress.now("root", f"Debian {release}: {line.removeprefix('I: ')[:60]}")
+
     with tempfile.TemporaryDirectory() as tmp:
         tar = Path(tmp) / "base.tar"
-        hooks = [
-            'chroot "$1" useradd --create-home --shell /bin/bash --uid 1000 ops',
-            'chroot "$1" install -d -m 700 -o ops -g ops /home/ops/.ssh',
-            "printf 'ops ALL=(ALL) NOPASSWD: ALL\\n' > \"$1/etc/sudoers.d/ops\"",
-            'chmod 440 "$1/etc/sudoers.d/ops"',
-            'rm -f "$1"/etc/ssh/ssh_host_*',
-        ]
-        if any(CA_ANCHORS.glob("*.crt")):
-            hooks = [f"copy-in {' '.join(map(str, CA_ANCHORS.glob('*.crt')))} {CA_ANCHORS}", *hooks]
-            hooks.append('chroot "$1" update-ca-certificates')
-        options = [f"--include={','.join(BASE_PACKAGES)}", *(f"--customize-hook={hook}" for hook in hooks)]
-        argv: list[str | Path] = [
-            *sudo(),
-            "mmdebstrap",
-            "--variant=minbase",
-            f"--keyring={KEYRING}",
-            *options,
-            release,
-            tar,
-        ]
-        run_logged(argv, log, state.environment(), "mmdebstrap")
-        run_logged([*sudo(), "podman", "import", "--quiet", tar, image], log, state.environment(), "podman import")
+        argv: list[str | Path] = [*sudo(), "mmdebstrap", "--verbose", "--variant=minbase", *options, release, tar]
+        run_logged(argv, log, env, "mmdebstrap", watch=watch)
+        progress.now("root", f"Debian {release}: podman import")
+        run_logged([*sudo(), "podman", "import", "--quiet", tar, image], log, env, "podman import")
 
 
 def bake(
-    state: State, cluster: Cluster, base: str, image: str, variables: dict[str, str], wheels: dict[str, Path], log: Path
+    state: State,
+    cluster: Cluster,
+    base: str,
+    image: str,
+    variables: dict[str, str],
+    wheels: dict[str, Path],
+    progress: Progress,
 ) -> None:
     """Boot a builder from base, run image.yml on it and commit it as image."""
     name = f"{cluster.name}-build"
@@ -190,30 +210,38 @@ def bake(
         "mounts": {str(path): ON_NODE[name] for name, path in wheels.items()},
     }
     network = {"cluster": name, "name": f"{name}-management", "subnet": BUILD_SUBNET, "internal": False}
-    network["state_dir"] = str(state.dir)
     (CACHE / "horovod").mkdir(parents=True, exist_ok=True)
+    log, env, container = state.log("image"), state.environment(), f"{name}-builder"
 
     def tool(action: str, value: dict[str, object]) -> None:
-        env = state.environment() | {"INPUT": json.dumps(value)}
-        run_logged([sys.executable, "-m", NODE_TOOL, action], log, env, f"builder: {action}")
+        given = env | {"INPUT": json.dumps(value)}
+        run_logged([sys.executable, "-m", NODE_TOOL, action], log, given, f"builder: {action}")
+
+    def podman(*words: str) -> None:
+        run_logged([*sudo(), "podman", *words], log, env, f"podman {words[0]}")
 
     tool("remove-leftovers", spec)
     try:
-        tool("create-network", network)
-        tool("create-node", spec)
-        known = " ".join(ssh.connection_options(state.known_hosts))
+        with progress.part("image", "booting a node to install the roles on"):
+            tool("create-network", network)
+            tool("create-node", spec)
+        options = ssh.connection_options(state.known_hosts)
         inventory = state.dir / "builder.ini"
         inventory.write_text(
             f"builder ansible_host={address} ansible_user=ops ansible_ssh_private_key_file={state.key} "
-            f"ansible_ssh_common_args='{known}' ansible_python_interpreter=/usr/bin/python3\n"
+            f"ansible_ssh_common_args='{' '.join(options)}' ansible_python_interpreter=/usr/bin/python3\n"
         )
-        values = json.dumps(node_variables(state, cluster) | variables)
+        values = json.dumps(node_variables(state, cluster) | variables | {"image_packages": sorted(packages(cluster))})
         argv: list[str | Path] = ["ansible-playbook", "-i", inventory, ROOT / "ansible/image.yml", "-e", values]
-        env, container = state.environment(), f"{name}-builder"
-        run_logged(argv, log, env, "ansible/image.yml")
-        run_logged([*sudo(), "podman", "stop", "-t", "20", container], log, env, "podman stop")
-        run_logged([*sudo(), "podman", "commit", "--quiet", container, image], log, env, "podman commit")
+        login = ["ssh", "-o", "BatchMode=yes", "-i", str(state.key), *options, f"ops@{address}"]
+        with compiler.shown([login], progress), progress.part("roles", "starting Ansible", "roles installed"):
+            show = PlaybookTasks(lambda text: progress.now("roles", text))
+            run_logged(argv, log, env, "ansible/image.yml", watch=show)
+        with progress.part("image", "writing the image", "image written"):
+            podman("stop", "-t", "20", container)
+            podman("commit", "--quiet", container, image)
     finally:
-        tool("destroy-node", spec)
-        tool("remove-leftovers", spec)
+        with progress.part("image", "removing the node"):
+            tool("destroy-node", spec)
+            tool("remove-leftovers", spec)
         (state.dir / "builder.ini").unlink(missing_ok=True)

@@ -13,7 +13,7 @@ from typing import Any
 
 from rich.table import Table
 
-from cluster import image, lab, wheelhouse
+from cluster import compiler, horovod_wheel, image, lab, wheelhouse
 from cluster.core import config, files, lock, root, ssh
 from cluster.core.config import ROOT, Cluster
 from cluster.core.contract import Contract
@@ -57,6 +57,7 @@ def deploy(env: str, nodes: int | None, as_json: bool) -> None:
         with suppress(InfraError):
             cluster = cluster.model_copy(update={"nodes": len(read_output(state).nodes)})
     wheelhouse.check(image.wheelhouses_of(cluster), cluster.os_release)
+    horovod_wheel.given(cluster)
     provider = registry.provider(state, cluster)
     provider.check()
     waiting = lock.deploying(cluster.provider, progress.waiting)
@@ -66,9 +67,10 @@ def deploy(env: str, nodes: int | None, as_json: bool) -> None:
         state.prepare()
         provider.prepare(progress)
         with progress.phase("image"):
-            if not provider.ensure_image(progress):
+            node_image = provider.ensure_image(progress)
+            if not node_image:
                 progress("filling the wheelhouse; Ansible installs everything on the nodes")
-                wheelhouse.fill(image.wheelhouses_of(cluster), cluster.os_release, state.log("image"))
+                wheelhouse.fill(image.wheelhouses_of(cluster), cluster.os_release, state.log("image"), progress)
         with progress.phase(f"terraform: {cluster.nodes} nodes"):
             contract = apply(state, cluster, provider, progress)
             provider.wait_for_nodes(contract, progress)
@@ -76,7 +78,9 @@ def deploy(env: str, nodes: int | None, as_json: bool) -> None:
             progress(f"{len(contract.nodes)} jobs can be started; next: make bench ENV={env}")
             return
         lab.prepare(state, cluster, contract)
-        with progress.phase("ansible: configure"):
+        # Without an image, the head or the first worker compiles.
+        logins = [] if node_image else [ssh.argv(contract, name) for name, _ in contract.ordered()[:2]]
+        with progress.phase("ansible: configure"), compiler.shown(logins, progress):
             progress(f"ansible changed {count_changes(playbook(state, 'site.yml', progress))} things")
         with progress.phase("validate"):
             playbook(state, "validate.yml", progress)

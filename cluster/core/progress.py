@@ -80,13 +80,16 @@ class Progress:
         self.now("waiting", text)
 
     @contextmanager
-    def part(self, name: str, text: str) -> Iterator[None]:
-        """A part that lasts as long as the block."""
+    def part(self, name: str, text: str, done: str = "") -> Iterator[None]:
+        """A part that lasts as long as the block. done: what a line that stays says then, with the duration."""
+        start = time.monotonic()
         self.now(name, text)
         try:
             yield
         finally:
             self.now(name, "")
+        if done:
+            self(f"  {done} in {time.monotonic() - start:.1f} s")
 
     @contextmanager
     def phase(self, name: str, *, quiet: bool = False) -> Iterator[None]:

@@ -8,7 +8,7 @@ import jinja2
 import pytest
 import yaml
 
-from cluster import artefacts, cli, wheelhouse
+from cluster import artefacts, cli, roles, wheelhouse
 from cluster.core import config
 
 
@@ -55,8 +55,8 @@ def test_packages_in_blocks_and_behind_variables_are_found():
         {"block": [{"ansible.builtin.apt": {"name": ["a", "b"]}}]},
         {"ansible.builtin.apt": {"update_cache": True}},
     ]
-    assert artefacts.apt_tasks(block) == [["a", "b"], []]
-    assert "hwloc-nox" in artefacts.debian_names("common")
+    assert roles.apt_tasks(block) == [["a", "b"], []]
+    assert "hwloc-nox" in roles.packages("common")
 
 
 def test_images_and_drivers_of_nvidia_are_listed(rows):

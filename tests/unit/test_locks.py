@@ -102,7 +102,8 @@ def test_packages_are_those_of_the_nodes_python_whatever_the_controllers(tmp_pat
     commands = []
     monkeypatch.setattr(wheelhouse, "run_logged", lambda argv, *_: commands.append([str(word) for word in argv]))
     folders = {
-        release: wheelhouse.fill_one("jupyterlab", release, tmp_path / "log") for release in ("bookworm", "trixie")
+        release: wheelhouse.fill(["jupyterlab"], release, tmp_path / "log")["jupyterlab"]
+        for release in ("bookworm", "trixie")
     }
     assert len(set(folders.values())) == 2
     assert (folders["bookworm"] / "requirements.txt").read_text() == "old==1 --hash=sha256:aa\n"
