@@ -151,7 +151,8 @@ def test_services_have_no_ordering_cycle(node):
 def test_only_allowed_ports_answer():
     listener = "import socket; s = socket.create_server(('', 20123)); s.settimeout(60); s.accept(); s.accept()"
     subprocess.run(["podman", "exec", "-d", f"{ENV}-w1", "python3", "-c", listener], check=True)
-    time.sleep(1)
+    listens = "timeout 20 sh -c 'until ss -Hltn sport = 20123 | grep -q .; do sleep 0.1; done'"
+    run("podman", "exec", f"{ENV}-w1", "sh", "-c", listens)
     w1 = contract(ENV)["_meta"]["hostvars"]["w1"]
     assert reachable(w1["ansible_host"], 22)
     assert not reachable(w1["ansible_host"], 20123)

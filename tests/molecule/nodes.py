@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The nodes of one scenario: create, destroy and restart them, and describe them to Ansible.
 
-    nodes.py create | destroy | restart NODE | --list
+    nodes.py --list      the inventory
 
 The scenario is the folder in MOLECULE_SCENARIO_DIRECTORY. Its platforms list the nodes and their image (node: with
 every role's install half; base: bare Debian). An optional cluster.yml changes the cluster of inventories/local. An
@@ -30,6 +30,7 @@ from cluster import roles as cluster_roles
 from cluster.core import config
 from cluster.core.config import ROOT, Cluster
 from cluster.core.contract import Contract, parse
+from cluster.core.errors import InfraError
 from cluster.core.sections import Storage
 from cluster.core.state import State
 
@@ -168,7 +169,7 @@ class Scenario:
         argv = [sys.executable, "-m", image.NODE_TOOL, action]
         done = subprocess.run(argv, env=env, capture_output=True, text=True)
         if done.returncode:
-            raise SystemExit(f"{self.key}: {action}: {done.stderr.strip()}")
+            raise InfraError(f"{self.key}: {action}: {done.stderr.strip()}")
 
     def create(self) -> None:
         self.destroy()
@@ -192,19 +193,10 @@ class Scenario:
 
 
 def main(argv: list[str]) -> int:
-    scenario = Scenario.current()
-    match argv:
-        case ["create"]:
-            scenario.create()
-        case ["destroy"]:
-            scenario.destroy()
-        case ["restart", node]:
-            scenario.restart(node)
-        case ["--list"]:
-            print(json.dumps(scenario.inventory()))
-        case _:
-            print(__doc__, file=sys.stderr)
-            return 2
+    if argv != ["--list"]:
+        print(__doc__, file=sys.stderr)
+        return 2
+    print(json.dumps(Scenario.current().inventory()))
     return 0
 
 

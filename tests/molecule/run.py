@@ -10,18 +10,19 @@ keys are removed in any case.
 from __future__ import annotations
 
 import argparse
-import fcntl
 import os
 import re
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
+from typing import TextIO
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import checkouts
 from nodes import Scenario, scenarios, wheelhouses_of
 
 from cluster import image, wheelhouse
@@ -30,7 +31,7 @@ from cluster.core.config import ROOT
 from cluster.core.errors import InfraError, UserError
 from cluster.core.process import die_with_parent, end_leftovers
 from cluster.core.progress import Progress
-from cluster.core.state import CACHE, State
+from cluster.core.state import State
 
 BASE = Path(__file__).resolve().parent
 LOGS = ROOT / ".state/molecule-logs"
@@ -68,49 +69,49 @@ def log_of(key: str) -> Path:
     return LOGS / f"{key.replace('/', '-')}.log"
 
 
-@contextmanager
-def alone(scenario: Scenario) -> Iterator[None]:
-    """Wait for another checkout that runs the same scenario: both use the same names and subnets."""
-    CACHE.mkdir(parents=True, exist_ok=True)
-    with (CACHE / f"{scenario.cluster.name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-
-
-def run(key: str, variables: dict[str, str]) -> tuple[bool, float]:
+def run(key: str) -> tuple[bool, float]:
     scenario = Scenario(key)
     state = scenario.state
-    with alone(scenario), lock.environment(state.lock, state.env):
+    with checkouts.alone(scenario.cluster.name), lock.environment(state.lock, state.env):
         start = time.monotonic()
         end_leftovers(state.dir)
         state.prepare()
-        env = state.environment() | variables | {"SCENARIO_BASE": str(BASE), "MOLECULE_GLOB": "molecule/*/molecule.yml"}
+        env = state.environment() | {"SCENARIO_BASE": str(BASE), "MOLECULE_GLOB": "molecule/*/molecule.yml"}
         env |= {"PYTHONPATH": f"{BASE}:{ROOT}", "PYTHONDONTWRITEBYTECODE": "1", "ANSIBLE_FORCE_COLOR": "0"}
         env |= {"NO_COLOR": "1", "MOLECULE_EPHEMERAL_DIRECTORY": str(state.dir / "molecule")}
         try:
-            process = subprocess.Popen(
-                ["molecule", "--base-config", BASE / "base.yml", "test", "-s", scenario.name, "--destroy=always"],
-                cwd=ROOT / "roles" / scenario.role,
-                env=env,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                stdin=subprocess.DEVNULL,
-                text=True,
-                preexec_fn=die_with_parent,
-            )
-            assert process.stdout is not None
             with log_of(key).open("w") as out:
-                for line in process.stdout:
-                    out.write(line)
-                    out.flush()
-                    if match := TEST.fullmatch(line.strip()):
-                        print(f"{key}::{match['test'].partition('::')[2]} {match['result']}", flush=True)
-            passed = process.wait() == 0
+                passed = apply_and_verify(scenario, env, out)
         finally:
             end_leftovers(state.dir)
             scenario.destroy()
             state.remove()
     return passed, time.monotonic() - start
+
+
+def apply_and_verify(scenario: Scenario, env: dict[str, str], log: TextIO) -> bool:
+    try:
+        scenario.create()
+    except InfraError as error:
+        log.write(f"{error}\n")
+        return False
+    process = subprocess.Popen(
+        ["molecule", "--base-config", BASE / "base.yml", "test", "-s", scenario.name, "--destroy=never"],
+        cwd=ROOT / "roles" / scenario.role,
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        stdin=subprocess.DEVNULL,
+        text=True,
+        preexec_fn=die_with_parent,
+    )
+    assert process.stdout is not None
+    for line in process.stdout:
+        log.write(line)
+        log.flush()
+        if match := TEST.fullmatch(line.strip()):
+            print(f"{scenario.key}::{match['test'].partition('::')[2]} {match['result']}", flush=True)
+    return process.wait() == 0
 
 
 def report(key: str, passed: bool, seconds: float) -> None:
@@ -142,11 +143,11 @@ def main() -> int:
     # The last roles take longest, so start them first.
     chosen = args.scenarios or [key for key in known[::-1] if key not in ON_REQUEST]
     try:
-        variables = images(chosen)
+        os.environ.update(images(chosen))
         if args.images:
             return 0
         with ThreadPoolExecutor(args.jobs) as pool:
-            running = {key: pool.submit(run, key, variables) for key in chosen}
+            running = {key: pool.submit(run, key) for key in chosen}
             try:
                 for key, future in running.items():
                     passed, seconds = future.result()
