@@ -1,9 +1,10 @@
 """Run the project's tests in stages and end with one line that counts them.
 
-    tests/run.py check       lint, types, generated documents, unit tests, commands without a cluster
-    tests/run.py terraform   terraform validate and terraform test in every root
-    tests/run.py fast        check, terraform, one deploy and sweep, three roles
-    tests/run.py all         check, terraform, checkov, aws, end to end, testbeds, molecule, browser
+    tests/run.py check          lint, types, generated documents, unit tests, commands without a cluster
+    tests/run.py terraform      terraform validate and terraform test in every root
+    tests/run.py fast           check, terraform, one deploy and sweep, three roles
+    tests/run.py all            check, terraform, checkov, aws, end to end, testbeds, molecule, browser
+    tests/run.py all STAGE...   these stages and what they wait for, such as: tests/run.py all sweep "molecule ssh"
 
 Stages run beside each other as far as the cores allow. Each test is printed as it ends, and the whole output of a stage
 is in .state/test-logs. A stage that passes leaves its time in the cache folder: the next run estimates with it.
@@ -147,10 +148,19 @@ def fast() -> list[Stage]:
 
 def main() -> int:
     kinds = {"check": check, "terraform": terraform, "fast": fast, "all": everything}
-    if len(sys.argv) != 2 or sys.argv[1] not in kinds:
+    if len(sys.argv) < 2 or sys.argv[1] not in kinds:
         print(__doc__, file=sys.stderr)
         return 2
-    stages = kinds[sys.argv[1]]()
+    stages, names = kinds[sys.argv[1]](), sys.argv[2:]
+    if unknown := set(names) - {stage.name for stage in stages}:
+        known = ", ".join(stage.name for stage in stages)
+        print(
+            f"tests/run.py {sys.argv[1]}: no stage {', '.join(sorted(unknown))}; choose from {known}", file=sys.stderr
+        )
+        return 2
+    if names:
+        needed = {stage.after for stage in stages if stage.name in names} | set(names)
+        stages = [stage for stage in stages if stage.name in needed]
     rooted = [stage.name for stage in stages if stage.needs_root]
     if rooted and os.geteuid() != 0:
         print("make test boots nodes and needs root: run it as root; make check does not need it", file=sys.stderr)

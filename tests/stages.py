@@ -100,7 +100,9 @@ class Running:
     def current(self) -> str:
         """The test that runs now, or the last line that the stage printed."""
         text = self.rest.strip() or next((line.strip() for line in reversed(self.shown) if line.strip()), "starting")
-        return text[:70]
+        # pytest ends the line of a module's last test after its fixtures are gone.
+        test, _, result = text.rpartition(" ")
+        return f"clean-up after {test}" if result in KIND else text
 
 
 class Run:

@@ -38,6 +38,7 @@ LOGS = ROOT / ".state/molecule-logs"
 SHOWN_LINES = 40
 # Too large for every run; make test-cuda runs them.
 ON_REQUEST = ("horovod/cuda", "nvidia_driver/forced")
+PHASE = re.compile(r"INFO +\[\S+ > (?P<phase>\w+)\] Executing")
 # A test's line in the output of pytest -v.
 TEST = re.compile(r"tests/(?P<test>\S+::.*) (?P<result>PASSED|FAILED|ERROR|SKIPPED)( +\[ *\d+%\])?")
 
@@ -90,6 +91,7 @@ def run(key: str) -> tuple[bool, float]:
 
 
 def apply_and_verify(scenario: Scenario, env: dict[str, str], log: TextIO) -> bool:
+    print(f"{scenario.key}: create", flush=True)
     try:
         scenario.create()
     except InfraError as error:
@@ -109,6 +111,8 @@ def apply_and_verify(scenario: Scenario, env: dict[str, str], log: TextIO) -> bo
     for line in process.stdout:
         log.write(line)
         log.flush()
+        if match := PHASE.fullmatch(line.strip()):
+            print(f"{scenario.key}: {match['phase']}", flush=True)
         if match := TEST.fullmatch(line.strip()):
             print(f"{scenario.key}::{match['test'].partition('::')[2]} {match['result']}", flush=True)
     return process.wait() == 0

@@ -253,3 +253,10 @@ assert not missing, missing
 """
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_unknown_stage_is_refused_with_the_known_ones() -> None:
+    command = [sys.executable, ROOT / "tests/run.py", "terraform", "terraform aws", "nothing"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "no stage nothing; choose from terraform aws" in done.stderr
