@@ -7,6 +7,7 @@ VENV := .venv/bin
 CLUSTER := $(VENV)/cluster --env $(ENV)
 export MODE
 COUNT := $(if $(NODES),--nodes $(NODES))
+CONFIRMED := $(if $(YES),--yes)
 MAKEFLAGS += --no-print-directory
 NEEDS :=
 # What bin/setup installs besides Python packages; the other targets need nothing else.
@@ -21,7 +22,7 @@ test test-cuda: NEEDS := nodes check browser
 ##@ Cluster (ENV=local unless set; docs/README.md has a page per environment)
 
 deploy: setup ## create or repair the cluster, configure and validate it   [ENV= NODES= MODE=]
-	@$(CLUSTER) deploy $(COUNT)
+	@$(CLUSTER) deploy $(COUNT) $(CONFIRMED)
 
 plan: setup ## show what a deploy would change, without changing it   [ENV= NODES=]
 	@$(CLUSTER) plan $(COUNT)
@@ -35,8 +36,8 @@ config: setup ## print the completed cluster.yml: every field and default   [ENV
 doctor: setup ## find what is missing or broken, with the command that fixes it   [ENV=]
 	@$(CLUSTER) doctor
 
-scale: setup ## change the number of nodes   NODES=n [ENV=]
-	@$(CLUSTER) scale $(COUNT)
+scale: setup ## change the number of nodes   NODES=n [ENV= YES=1]
+	@$(CLUSTER) scale $(COUNT) $(CONFIRMED)
 
 shell: setup ## log in to a node   [NODE=w1 ENV=]
 	@$(CLUSTER) shell $(NODE)
@@ -44,8 +45,8 @@ shell: setup ## log in to a node   [NODE=w1 ENV=]
 env: setup ## copy an environment under a new name, with subnets that are free on this machine   NAME=x [FROM=local]
 	@$(VENV)/cluster env '$(NAME)' --from $(or $(FROM),local)
 
-destroy: setup ## remove every node, network, key and state file   [ENV=]
-	@$(CLUSTER) destroy
+destroy: setup ## remove every node, network, key and state file   [ENV= YES=1]
+	@$(CLUSTER) destroy $(CONFIRMED)
 
 clean: setup ## remove cached images and packages that nothing uses
 	@$(CLUSTER) clean

@@ -30,7 +30,7 @@ def make_parser() -> argparse.ArgumentParser:
         return command
 
     def deploy(args: argparse.Namespace) -> None:
-        lifecycle.deploy(args.env, args.nodes, args.json)
+        lifecycle.deploy(args.env, args.nodes, args.json, args.yes)
 
     def scale(args: argparse.Namespace) -> None:
         if args.nodes is None:
@@ -39,8 +39,8 @@ def make_parser() -> argparse.ArgumentParser:
 
     text = "print the completed cluster.yml; change nothing"
     for command in (
-        add("deploy", "create or repair the cluster, configure it and validate it", deploy, json=True),
-        add("scale", "change the number of nodes; the remaining nodes keep running", scale, json=True),
+        changing := add("deploy", "create or repair the cluster, configure it and validate it", deploy, json=True),
+        scaling := add("scale", "change the number of nodes; the remaining nodes keep running", scale, json=True),
         add("plan", "show what a deploy would change", lambda args: preview.run(args.env, args.nodes)),
         add("config", text, lambda args: preview.show_config(args.env, args.nodes, args.json), json=True),
     ):
@@ -61,7 +61,10 @@ def make_parser() -> argparse.ArgumentParser:
     command = add("env", text, lambda args: environment.run(args.name, args.source), any_env=True)
     command.add_argument("name", nargs="?", default="", help="name of the new environment and of its cluster")
     command.add_argument("--from", dest="source", default="local", metavar="ENV", help="original (default: local)")
-    add("destroy", "remove all nodes, networks, keys and state", lambda args: lifecycle.destroy(args.env))
+    text = "remove all nodes, networks, keys and state"
+    destroying = add("destroy", text, lambda args: lifecycle.destroy(args.env, args.yes))
+    for command in (changing, scaling, destroying):
+        command.add_argument("--yes", action="store_true", help="remove nodes even if a run is in progress on them")
     add("renew", "extend the reservation of testbed nodes", lambda args: lifecycle.renew(args.env))
     text = "build the container image that GPULab jobs and containers on nodes run"
     command = add("training-image", text, lambda args: lifecycle.training_image(args.env, args.device))

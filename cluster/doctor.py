@@ -6,7 +6,7 @@ import json
 import shutil
 from dataclasses import asdict
 
-from cluster import lifecycle
+from cluster import health, lifecycle
 from cluster.core import config, root
 from cluster.core.config import Cluster
 from cluster.core.errors import InfraError, UserError
@@ -38,11 +38,11 @@ def checks(env: str) -> list[Check]:
         try:
             contract = read_output(state)
             states = provider.node_states(contract)
-            answers = lifecycle.ping(contract) if provider.has_nodes else {}
+            answers = health.look(state, contract) if provider.has_nodes else {}
             for name, _ in contract.ordered() if provider.has_nodes else []:
                 current = states.get(name, lifecycle.MISSING).state
-                ok = current == "running" and answers[name]
-                detail = current if current != "running" or ok else "running, but a service of a role is not active"
+                ok = current == "running" and not str(answers[name])
+                detail = current if current != "running" or ok else f"running, but {answers[name]}"
                 found.append(Check(f"node {name}", ok, detail, repair))
         except (InfraError, UserError) as error:
             found.append(Check("deployment", False, str(error), repair))

@@ -13,7 +13,7 @@ from typing import Any
 
 from rich.table import Table
 
-from cluster import compiler, horovod_wheel, image, lab, wheelhouse
+from cluster import compiler, health, horovod_wheel, image, in_use, lab, wheelhouse
 from cluster.core import config, files, lock, root, ssh
 from cluster.core.config import ROOT, Cluster
 from cluster.core.contract import Contract
@@ -48,14 +48,16 @@ def count_changes(output: str) -> int:
     return sum(int(word.removeprefix("changed=")) for word in words if word.startswith("changed="))
 
 
-def deploy(env: str, nodes: int | None, as_json: bool) -> None:
+def deploy(env: str, nodes: int | None, as_json: bool, yes: bool = False) -> None:
     cluster = config.load(env, nodes)
     state = State(env)
     progress = Progress(env, stderr=as_json)
-    if nodes is None and state.tfstate.exists() and registry.PROVIDERS[cluster.provider].has_nodes:
-        # A count set with NODES= or by scale stays until another is given.
-        with suppress(InfraError):
-            cluster = cluster.model_copy(update={"nodes": len(read_output(state).nodes)})
+    if registry.PROVIDERS[cluster.provider].has_nodes and (deployed := deployed_contract(state)):
+        if nodes is None:
+            # A count set with NODES= or by scale stays until another is given.
+            cluster = cluster.model_copy(update={"nodes": len(deployed.nodes)})
+        elif removed := [name for name, node in deployed.nodes.items() if node.index >= nodes]:
+            in_use.confirm(state, deployed, removed, f"remove {', '.join(removed)}", yes, share=False)
     wheelhouse.check(image.wheelhouses_of(cluster), cluster.os_release)
     horovod_wheel.given(cluster)
     provider = registry.provider(state, cluster)
@@ -84,12 +86,21 @@ def deploy(env: str, nodes: int | None, as_json: bool) -> None:
             progress(f"ansible changed {count_changes(playbook(state, 'site.yml', progress))} things")
         with progress.phase("validate"):
             playbook(state, "validate.yml", progress)
-    result = files.mapping(state.validation)
+            with progress.part("horovod", "training one step on all nodes"):
+                proof = health.prove(state, contract)
+    result = {**files.mapping(state.validation), "horovod": proof}
     if as_json:
         print(json.dumps(result, indent=1))
     else:
         show_validation(result)
         next_steps(env, contract, cluster.features.jupyterlab)
+
+
+def deployed_contract(state: State) -> Contract | None:
+    """None before the first deploy, and after one that was interrupted."""
+    with suppress(InfraError):
+        return read_output(state)
+    return None
 
 
 def apply(state: State, cluster: Cluster, provider: Provider, progress: Progress) -> Contract:
@@ -115,7 +126,7 @@ def show_validation(result: dict[str, Any]) -> None:
         share = f"{row['wire_gbps'] / result['rate_gbps']:.0%}"
         table.add_row(row["node"], "yes", row["to"], f"{row['gbps']:.3f}", share)
     console.print(table)
-    console.print(f"MPI over the fabric: {result['mpi']}")
+    console.print(f"MPI over the fabric: {result['mpi']}; Horovod: {result['horovod']}")
     if result["share"]:
         path, nodes = result["share"]["path"], ", ".join(result["share"]["read_on"])
         console.print(f"share {path}: written by the head, read on {nodes}")
@@ -140,14 +151,15 @@ def status(env: str, as_json: bool) -> int:
     contract = read_output(state)
     provider = registry.provider(state, cluster)
     real = provider.node_states(contract)
-    seen = ping(contract) if provider.has_nodes else dict.fromkeys(contract.nodes, True)
+    seen = health.look(state, contract) if provider.has_nodes else {}
     rows = []
     for name, node in contract.ordered():
         info = real.get(name, MISSING)
         current, since = info.state, info.since if info.state == "running" else None
         uptime = None if since is None else int(time.time()) - since
-        known = {"node": name, "role": node.role, "state": current, "address": node.management_address}
-        rows.append(known | {"uptime_s": uptime, "roles_ok": seen.get(name, False)})
+        known: dict[str, Any] = {"node": name, "role": node.role, "state": current, "address": node.management_address}
+        found = seen.get(name, health.Health())
+        rows.append(known | {"uptime_s": uptime, "roles_ok": not found.problem, "problem": str(found)})
     if as_json:
         print(json.dumps(rows, indent=1))
     else:
@@ -157,22 +169,17 @@ def status(env: str, as_json: bool) -> int:
             cells = (row["node"], row["role"], row["state"], row["address"], shown, "yes" if row["roles_ok"] else "NO")
             table.add_row(*map(str, cells))
         console.print(table)
+        for row in rows:
+            if row["problem"]:
+                console.print(f"node {row['node']}: {row['problem']}")
+        if user := lock.holder(state.lock):
+            console.print(f"in use by {user}")
         for line in provider.status_notes():
             console.print(line)
-    healthy = all(row["state"] in ("running", "ready") and row["roles_ok"] for row in rows)
+    healthy = all(row["state"] in ("running", "ready") and not row["problem"] for row in rows)
     if not healthy and not as_json:
         console.print(f"repair: make deploy ENV={env}")
     return 0 if healthy else 1
-
-
-# True on a node that has its roles: their units are active and Horovod is installed.
-UNITS = "systemctl is-active -q nftables fabric-rate cluster-hosts ssh"
-ROLES_OK = f"{UNITS} && test -x {config.layout()['venv']}/bin/horovodrun"
-
-
-def ping(contract: Contract) -> dict[str, bool]:
-    """Whether each node answers over SSH and has its roles."""
-    return {name: done.returncode == 0 for name, done in ssh.run_on_all(contract, contract.nodes, ROLES_OK).items()}
 
 
 def shell(env: str, node: str) -> None:
@@ -187,12 +194,15 @@ def shell(env: str, node: str) -> None:
     os.execvp(argv[0], argv)  # noqa: S606
 
 
-def destroy(env: str) -> None:
+def destroy(env: str, yes: bool = False) -> None:
     state, progress = State(env), Progress(env)
     cluster = state.cluster()
     provider = registry.provider(state, cluster)
     if provider.needs_root:
         root.require("podman")
+    contract = deployed_contract(state) if provider.has_nodes else None
+    names = list(contract.nodes) if contract else []
+    in_use.confirm(state, contract, names, f"destroy ENV={env}", yes, share=True)
     with state.locked():
         end_leftovers(state.dir)
         if state.dir.exists():

@@ -51,6 +51,9 @@ class Sweep:
             with shown.phase("sweep", quiet=True), lock.measuring(self.contract.provider, shown.waiting):
                 shown.now("sweep", f"copying the worker to {len(self.names)} nodes")
                 self.measure(pending, Progress(work, present, shown))
+        else:
+            # A killed sweep may have left its own rate.
+            self.executor.restore(self.names)
         return self.spent
 
     def measure(self, groups: list[PointGroup], progress: Progress) -> None:

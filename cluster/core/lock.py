@@ -24,6 +24,8 @@ MACHINE = Path(os.environ.get("HOROVOD_CLUSTER_MACHINE_LOCK") or "/tmp/horovod-c
 # holder() takes the lock for a moment to see whether it is free.
 PROBE_SECONDS = 0.5
 LONGEST = 200
+# Of a holder that has not written its name yet, or no longer.
+UNKNOWN = 0
 # The locks of this process: a sweep that holds one may deploy.
 _ours: set[Path] = set()
 
@@ -35,6 +37,8 @@ class Holder:
     since: float
 
     def __str__(self) -> str:
+        if self.pid == UNKNOWN:
+            return self.command
         return f"`{self.command}` (pid {self.pid}, since {time.strftime('%H:%M:%S', time.localtime(self.since))})"
 
 
@@ -78,7 +82,7 @@ def holder(path: Path) -> Holder | None:
         fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         return None
     except BlockingIOError:
-        return (_signatures(file) or [Holder("another command", 0, time.time())])[-1]
+        return (_signatures(file) or [Holder("another command", UNKNOWN, time.time())])[-1]
     finally:
         os.close(file)
 

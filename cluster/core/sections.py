@@ -99,8 +99,19 @@ class JupyterLab(Section):
 
 
 # Folders that a share cannot replace, and folders of the operating system.
-TAKEN = {"home", "media", "mnt", "opt", "srv", "tmp", "var"}
+TAKEN = {"home", "media", "mnt", "opt", "srv", "tmp"}
 SYSTEM = {"bin", "boot", "dev", "etc", "lib", "lib32", "lib64", "libx32", "proc", "root", "run", "sbin", "sys", "usr"}
+SYSTEM |= {"var"}
+# Folders of the roles: a share would hide what is in them.
+ROLES = {
+    "/opt/bench-worker",
+    "/opt/horovod",
+    "/opt/jupyterlab",
+    "/opt/nccl",
+    "/opt/nccl-tests",
+    "/srv/data",
+    "/srv/share",
+}
 
 
 def _share_path(value: str) -> str:
@@ -109,6 +120,10 @@ def _share_path(value: str) -> str:
         raise ValueError(f"{value!r} is not an absolute path of letters, digits and _ . -; write one such as /shared")
     if parts[0] in SYSTEM or (len(parts) == 1 and parts[0] in TAKEN):
         raise ValueError(f"{value!r} belongs to the system; write a folder of its own such as /shared")
+    if parts[0] == "home" and len(parts) == 2:
+        raise ValueError(f"{value!r} may be the home of an account, with its keys; write another such as /shared")
+    if f"/{'/'.join(parts[:2])}" in ROLES:
+        raise ValueError(f"{value!r} would hide a folder that the nodes use; write another such as /shared")
     return value
 
 

@@ -30,6 +30,8 @@ def options(contract: Contract) -> list[str]:
 
 def argv(contract: Contract, node: str, *command: str, batch: bool = True) -> list[str]:
     words = ["ssh", *ALIVE, "-i", contract.ssh.key, *options(contract), "-o", "ConnectTimeout=5"]
+    # Never a connection that somebody else opened: with its key gone it would still work.
+    words += ["-o", "ControlPath=none"]
     words += ["-o", "BatchMode=yes"] if batch else []
     return [*words, f"{contract.ssh.user}@{contract.nodes[node].management_address}", *command]
 

@@ -2,12 +2,14 @@
 
 import importlib.util
 import json
+import re
 import sys
 from pathlib import Path
 
 import pytest
 
 from cluster.core.config import ROOT
+from cluster.core.sections import Storage
 
 # With BLIND set, rank 1 does not see the share: it reads another folder, which is empty.
 MPIRUN = """#!/bin/sh
@@ -86,3 +88,15 @@ def test_cluster_without_a_share_passes(validate):
     result, _ = validate(None)
     assert result["ok"]
     assert result["share"] is None
+
+
+def test_share_cannot_hide_a_folder_of_a_role():
+    """`storage.path: /opt/horovod` hid Horovod, and the deploy called the cluster validated."""
+    text = "".join(path.read_text() for path in ROOT.glob("roles/*/defaults/main.yml"))
+    text += (ROOT / "cluster/core/layout.yml").read_text()
+    used = set(re.findall(r"(?:/opt|/srv|/var)/[\w-]+", text))
+    assert "/opt/horovod" in used
+    for folder in used:
+        with pytest.raises(ValueError, match=r"hide|system"):
+            Storage(path=folder)
+    assert Storage(path="/opt/shared").path == "/opt/shared"

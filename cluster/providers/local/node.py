@@ -183,7 +183,7 @@ def pin(spec: dict[str, Any], key: str | None) -> None:
 
 def start_node(spec: dict[str, Any]) -> None:
     name, address, port = f"{spec['cluster']}-{spec['name']}", spec["addresses"]["management"], spec["ssh_port"]
-    podman("start", name)
+    podman(spec.get("verb", "start"), name)
     if not ssh_server.wait_for(address, port, BOOT_TIMEOUT):
         raise InfraError(f"node {name}: no SSH on {address}:{port} after {BOOT_TIMEOUT} s; see `podman logs {name}`")
 

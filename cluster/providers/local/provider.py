@@ -17,10 +17,13 @@ from cluster.core.contract import Contract
 from cluster.core.errors import InfraError
 from cluster.core.progress import Progress
 from cluster.core.state import containers_conf
+from cluster.providers import ssh_server
 from cluster.providers.base import Check, NodeState, Provider
 from cluster.providers.local import claims, machine
 from cluster.providers.local.machine import Machine
 
+# A running node that says nothing for so long is restarted.
+ANSWER_SECONDS = 10
 TOOLS = {"podman": "podman", "runc": "runc", "mmdebstrap": "mmdebstrap", "nft": "nftables"}
 
 
@@ -80,9 +83,15 @@ class Local(Provider):
             if name not in states:
                 progress(f"node {name} is missing: creating it again")
                 replace.append(f'terraform_data.node["{name}"]')
-            elif states[name].state != "running":
-                progress(f"node {name} is {states[name].state}: starting it")
-                self._node_tool("start", name=name, addresses={"management": node.management_address})
+                continue
+            current, address = states[name].state, node.management_address
+            verb = {"paused": "unpause", "running": "restart"}.get(current, "start")
+            if current == "running":
+                if ssh_server.wait_for(address, self.cluster.ports.ssh, ANSWER_SECONDS):
+                    continue
+                current = "running, but does not answer"
+            progress(f"node {name} is {current}: {verb}")
+            self._node_tool("start", verb=verb, name=name, addresses={"management": address})
         return replace
 
     def remove_leftovers(self) -> None:

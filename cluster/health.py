@@ -1,0 +1,98 @@
+"""What a deployed node reports over a fresh SSH connection, and whether Horovod trains on all nodes together."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from subprocess import CompletedProcess
+
+from cluster import tuning
+from cluster.core import lock, ssh
+from cluster.core.config import layout
+from cluster.core.contract import Contract
+from cluster.core.errors import InfraError
+from cluster.core.printable import printable
+from cluster.core.state import State
+
+VENV = layout()["venv"]
+UNITS = ("nftables", "fabric-rate", "cluster-hosts", "ssh")
+LOOK = (
+    f'for unit in {" ".join(UNITS)}; do systemctl is-active -q $unit || echo "problem $unit is not active"; done; '
+    f"test -x {VENV}/bin/horovodrun || echo 'problem Horovod is missing in {VENV}'; "
+    "sudo -n /usr/local/sbin/fabric-rate show"
+)
+# A rate is set in whole kbit/s.
+RATE_TOLERANCE = 0.01
+# What a rank of training does first: import torch and Horovod, start it, and add up over all ranks. It ends at once:
+# Gloo's threads can abort an ordinary exit.
+RANK = (
+    "import os, torch, horovod.torch as hvd; hvd.init(); "
+    "total = hvd.allreduce(torch.ones(1), op=hvd.Sum, name='proof').item(); "
+    "print('ranks', hvd.size(), 'sum', int(total), flush=True); os._exit(0)"
+)
+PROOF_TIMEOUT = 300
+
+
+@dataclass(frozen=True)
+class Health:
+    """problem: why a node cannot train; throttled: the rate that a killed measurement left. Empty if there is none."""
+
+    problem: str = ""
+    throttled: str = ""
+
+    def __str__(self) -> str:
+        return self.problem or self.throttled
+
+
+def look(state: State, contract: Contract) -> dict[str, Health]:
+    """The health of every node. While a command uses the cluster, its rate may differ."""
+    fabric = contract.fabrics[contract.active_fabric]
+    wanted = fabric.rate_gbps * 1000 if fabric.shaped and lock.holder(state.lock) is None else None
+    answers = ssh.run_on_all(contract, contract.nodes, LOOK)
+    return {name: judge(done, wanted) for name, done in answers.items()}
+
+
+def judge(done: CompletedProcess[str], wanted_mbit: float | None) -> Health:
+    lines = done.stdout.splitlines()
+    if problems := [line.removeprefix("problem ") for line in lines if line.startswith("problem ")]:
+        return Health("; ".join(problems))
+    if done.returncode:
+        return Health(last_line(done.stderr) or f"a check ended with code {done.returncode}")
+    mbit = json.loads(lines[-1])["mbit"]
+    if wanted_mbit is None or (mbit is not None and abs(mbit / wanted_mbit - 1) <= RATE_TOLERANCE):
+        return Health()
+    found = "has no limit" if mbit is None else f"is limited to {mbit:g} Mbit/s"
+    return Health(throttled=f"the fabric {found} instead of {wanted_mbit:g}: a measurement was killed")
+
+
+def prove(state: State, contract: Contract) -> str:
+    """Run what training runs, as a sweep runs it. Returns what all ranks found; raises InfraError."""
+    for name, health in look(state, contract).items():
+        if health.problem:
+            raise InfraError(f"node {name}: {health.problem}; see `make doctor ENV={state.env}`")
+    names = [name for name, _ in contract.ordered()]
+    argv = ssh.as_training_account(contract, names[0], launch(state.env, contract, names))
+    done = ssh.gather({names[0]: argv}, timeout=PROOF_TIMEOUT)[names[0]]
+    wanted = f"ranks {len(names)} sum {len(names)}"
+    if done.returncode or done.stdout.count(wanted) != len(names):
+        reason = last_line(done.stderr) or last_line(done.stdout) or "no output"
+        raise InfraError(f"Horovod does not train on {', '.join(names)}: {reason}")
+    return f"{len(names)} ranks, sum {len(names)}"
+
+
+def launch(env: str, contract: Contract, names: list[str]) -> list[str]:
+    """The launcher of the active fabric, as in bench/sweep/launch.py."""
+    fabric = contract.fabrics[contract.active_fabric]
+    hosts = ["-np", str(len(names)), "-H", ",".join(f"{name}:1" for name in names)]
+    rank = [f"{VENV}/bin/python", "-c", RANK]
+    if len(names) > 1 and tuning.choose(tuning.load(env), contract.active_fabric, fabric).engine == "horovod-gloo":
+        interface = ["--network-interfaces", fabric.interface]
+        variables = [f"HOROVOD_GLOO_IFACE={fabric.interface}", "OMP_NUM_THREADS=1"]
+        return ["env", *variables, "/usr/local/bin/horovodrun", "--gloo", *hosts, *interface, *rank]
+    tcp = [word for name in ("btl_tcp_if_include", "oob_tcp_if_include") for word in ("-mca", name, fabric.subnet)]
+    return ["mpirun", *hosts, "-bind-to", "none", *tcp, "-x", "OMP_NUM_THREADS=1", *rank]
+
+
+def last_line(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return printable(lines[-1])[:300] if lines else ""
