@@ -21,8 +21,8 @@ test test-cuda: NEEDS := nodes check browser
 
 ##@ Cluster (ENV=local unless set; docs/README.md has a page per environment)
 
-deploy: setup ## create or repair the cluster, configure and validate it   [ENV= NODES= MODE=]
-	@$(CLUSTER) deploy $(COUNT) $(CONFIRMED)
+deploy: setup ## create or repair the cluster, configure and validate it   [ENV= NODES= MODE= REPLACE=1]
+	@$(CLUSTER) deploy $(COUNT) $(CONFIRMED) $(if $(REPLACE),--replace)
 
 plan: setup ## show what a deploy would change, without changing it   [ENV= NODES=]
 	@$(CLUSTER) plan $(COUNT)

@@ -30,7 +30,7 @@ def make_parser() -> argparse.ArgumentParser:
         return command
 
     def deploy(args: argparse.Namespace) -> None:
-        lifecycle.deploy(args.env, args.nodes, args.json, args.yes)
+        lifecycle.deploy(args.env, args.nodes, args.json, args.yes, args.replace)
 
     def scale(args: argparse.Namespace) -> None:
         if args.nodes is None:
@@ -45,6 +45,9 @@ def make_parser() -> argparse.ArgumentParser:
         add("config", text, lambda args: preview.show_config(args.env, args.nodes, args.json), json=True),
     ):
         command.add_argument("--nodes", type=Whole(1, config.MAX_NODES), help="number of nodes, including the head")
+        if command.prog.split()[-1] in ("deploy", "scale"):
+            text = "replace nodes that a deploy cannot keep; all data on them is lost"
+            command.add_argument("--replace", action="store_true", help=text)
     add("status", "state of each node", lambda args: lifecycle.status(args.env, args.json), json=True)
     add("doctor", "list problems and their fixes", lambda args: doctor.run(args.env, args.json), json=True)
     add("adopt", "print the host keys of existing machines and pin them", lambda args: adopt.run(args.env))

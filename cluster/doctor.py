@@ -33,7 +33,7 @@ def checks(env: str) -> list[Check]:
         Check("terraform", version >= (1, 7), ".".join(map(str, version)), "make setup"),
         Check("disk", free > DISK_GB, f"{free:.0f} GB free", f"free {DISK_GB} GB"),
     ]
-    if state.tfstate.exists():
+    if state.tfstate.exists() or state.cluster_file.exists():
         repair = f"make deploy ENV={env}"
         try:
             contract = read_output(state)

@@ -13,9 +13,9 @@ from typing import Any
 
 from rich.table import Table
 
-from cluster import compiler, health, horovod_wheel, image, in_use, lab, wheelhouse
-from cluster.core import config, files, lock, root, ssh
-from cluster.core.config import ROOT, Cluster
+from cluster import compiler, health, horovod_wheel, image, in_use, lab, recovery, wheelhouse
+from cluster.core import config, files, lock, root, ssh, tfstate
+from cluster.core.config import ROOT
 from cluster.core.contract import Contract
 from cluster.core.errors import InfraError, UserError
 from cluster.core.process import PlaybookTasks, end_leftovers, run_logged
@@ -23,8 +23,9 @@ from cluster.core.progress import Progress
 from cluster.core.state import State
 from cluster.core.terminal import Console
 from cluster.providers import registry
-from cluster.providers.base import NodeState, Provider
+from cluster.providers.base import NodeState
 from cluster.providers.gpulab.training_image import build
+from cluster.recovery import Found
 from cluster.terraform import Root, read_output
 
 console = Console(highlight=False, markup=False, soft_wrap=True)
@@ -48,25 +49,25 @@ def count_changes(output: str) -> int:
     return sum(int(word.removeprefix("changed=")) for word in words if word.startswith("changed="))
 
 
-def deploy(env: str, nodes: int | None, as_json: bool, yes: bool = False) -> None:
+def deploy(env: str, nodes: int | None, as_json: bool, yes: bool = False, replace: bool = False) -> None:
+    """yes: remove nodes that are in use. replace: give up nodes that cannot be kept, and their data."""
     cluster = config.load(env, nodes)
     state = State(env)
     progress = Progress(env, stderr=as_json)
-    if registry.PROVIDERS[cluster.provider].has_nodes and (deployed := deployed_contract(state)):
-        if nodes is None:
-            # A count set with NODES= or by scale stays until another is given.
-            cluster = cluster.model_copy(update={"nodes": len(deployed.nodes)})
-        elif removed := [name for name, node in deployed.nodes.items() if node.index >= nodes]:
-            in_use.confirm(state, deployed, removed, f"remove {', '.join(removed)}", yes, share=False)
+    found = recovery.examine(state, cluster, nodes, replace)
+    cluster, provider = found.cluster, found.provider
+    deployed = deployed_contract(state) if provider.has_nodes and nodes is not None else None
+    if deployed and (removed := [name for name, node in deployed.nodes.items() if node.index >= cluster.nodes]):
+        in_use.confirm(state, deployed, removed, f"remove {', '.join(removed)}", yes, share=False)
     wheelhouse.check(image.wheelhouses_of(cluster), cluster.os_release)
     horovod_wheel.given(cluster)
-    provider = registry.provider(state, cluster)
     provider.check()
     waiting = lock.deploying(cluster.provider, progress.waiting)
     with state.locked(), progress.phase("deploy", quiet=True), waiting:
         if ended := end_leftovers(state.dir):
             progress(f"stopped {ended} processes of an interrupted run")
-        state.prepare()
+        found.carry_out(progress)
+        state.prepare(found.new_key)
         provider.prepare(progress)
         with progress.phase("image"):
             node_image = provider.ensure_image(progress)
@@ -74,7 +75,7 @@ def deploy(env: str, nodes: int | None, as_json: bool, yes: bool = False) -> Non
                 progress("filling the wheelhouse; Ansible installs everything on the nodes")
                 wheelhouse.fill(image.wheelhouses_of(cluster), cluster.os_release, state.log("image"), progress)
         with progress.phase(f"terraform: {cluster.nodes} nodes"):
-            contract = apply(state, cluster, provider, progress)
+            contract = apply(found, progress)
             provider.wait_for_nodes(contract, progress)
         if not provider.has_nodes:
             progress(f"{len(contract.nodes)} jobs can be started; next: make bench ENV={env}")
@@ -97,23 +98,24 @@ def deploy(env: str, nodes: int | None, as_json: bool, yes: bool = False) -> Non
 
 
 def deployed_contract(state: State) -> Contract | None:
-    """None before the first deploy, and after one that was interrupted."""
-    with suppress(InfraError):
+    """None before the first deploy, after one that was interrupted, and without Terraform's state."""
+    with suppress(InfraError, UserError):
         return read_output(state)
     return None
 
 
-def apply(state: State, cluster: Cluster, provider: Provider, progress: Progress) -> Contract:
+def apply(found: Found, progress: Progress) -> Contract:
     """Terraform apply. The provider first reports nodes that have died, which Terraform does not notice."""
-    root = Root(state, cluster, provider)
+    state, provider = found.state, found.provider
+    root = Root(state, found.cluster, provider)
     known = None
     if state.tfstate.exists():
         # No output means that an apply was interrupted; this one completes it.
         with suppress(InfraError):
             known = root.output()
-    else:
+    elif not found.adopted:
         provider.remove_leftovers()
-    root.apply(provider.repair(known, progress) if known else [], progress)
+    root.apply(sorted({*(provider.repair(known, progress) if known else []), *found.addresses()}), progress)
     root.cluster_file.replace(state.cluster_file)
     return root.output()
 
@@ -206,12 +208,13 @@ def destroy(env: str, yes: bool = False) -> None:
     with state.locked():
         end_leftovers(state.dir)
         if state.dir.exists():
-            state.prepare()
-        if state.tfstate.exists():
+            state.prepare(new_key=True)
+        # Without Terraform's state, what we own is removed below.
+        if state.tfstate.exists() and not tfstate.damage(state.tfstate):
             with progress.phase("terraform destroy"):
                 Root(state, cluster, provider).destroy(progress)
         with progress.phase("remove leftovers"):
-            state.prepare()
+            state.prepare(new_key=True)
             provider.remove_leftovers()
             end_leftovers(state.dir)
             state.remove()

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 
-from cluster import lab
+from cluster import lab, recovery
 from cluster.core import config
 from cluster.core.errors import InfraError
 from cluster.core.progress import Progress
 from cluster.core.state import State
 from cluster.lifecycle import playbook
-from cluster.providers import registry
 from cluster.terraform import Root, read_output
 
 
@@ -23,8 +22,13 @@ def show_config(env: str, nodes: int | None, as_json: bool) -> int:
 def run(env: str, nodes: int | None) -> int:
     cluster = config.load(env, nodes)
     state, progress = State(env), Progress(env)
-    provider = registry.provider(state, cluster)
+    found = recovery.examine(state, cluster, nodes, replace=False)
+    cluster, provider = found.cluster, found.provider
     provider.check()
+    if found.damaged or found.adopted:
+        nodes_found = ", ".join(found.adopted) or "no node"
+        print(f"terraform: {found.damaged or 'its state has lost nodes'}; a deploy finds and adopts {nodes_found}")
+        return 0
     with state.locked():
         state.prepare()
         with progress.phase("plan", quiet=True):

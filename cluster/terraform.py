@@ -14,9 +14,9 @@ from typing import Any
 
 from python_terraform import IsFlagged, Terraform
 
-from cluster.core import contract, errors, files
+from cluster.core import contract, errors, files, tfstate
 from cluster.core.config import ROOT, Cluster
-from cluster.core.errors import InfraError
+from cluster.core.errors import InfraError, UserError
 from cluster.core.process import reason, run_logged
 from cluster.core.progress import Progress
 from cluster.core.state import State, terraform_binary, write_file
@@ -103,6 +103,8 @@ class Root:
         return out
 
     def init(self) -> None:
+        # Of a tool that something else than Terraform started.
+        errors.take(self.state.dir)
         rename_tools(self.state.tfstate)
         installed = self.state.dir / "terraform/modules/modules.json"
         changed = max(path.stat().st_mtime for path in self.dir.glob("*.tf"))
@@ -146,24 +148,29 @@ class Root:
         return read_output(self.state, self._terraform)
 
 
-def rename_tools(tfstate: Path) -> None:
+def rename_tools(path: Path) -> None:
     """Destroy provisioners run the command that was recorded at creation; replace commands that have moved since."""
-    if tfstate.exists():
-        before = files.text(tfstate)
+    if path.exists():
+        before = files.text(path)
         after = before
         for old, new in MOVED_TOOLS.items():
             after = re.sub(old, new, after)
         if after != before:
-            write_file(tfstate, after)
+            write_file(path, after)
 
 
 def read_output(state: State, terraform: Terraform | None = None) -> contract.Contract:
+    deploy = f"`make deploy ENV={state.env}`"
+    if not state.tfstate.exists() and state.cluster_file.exists():
+        raise InfraError(f"ENV={state.env}: {state.tfstate} is missing; {deploy} finds the nodes that still run")
     if not state.tfstate.exists():
-        raise InfraError(f"ENV={state.env}: nothing is deployed; run `make deploy ENV={state.env}`")
+        raise InfraError(f"ENV={state.env}: nothing is deployed; run {deploy}")
+    if damaged := tfstate.damage(state.tfstate):
+        raise UserError(f"ENV={state.env}: {damaged}; {deploy} finds the nodes that still run")
     if terraform is None:
         os.environ.update(state.environment())
         terraform = Terraform(working_dir=str(state.dir), terraform_bin_path=str(terraform_binary()))
     values = terraform.output(state=str(state.tfstate)) or {}
     if "cluster" not in values:
-        raise InfraError(f"ENV={state.env}: no finished deployment; run `make deploy ENV={state.env}`")
+        raise InfraError(f"ENV={state.env}: no finished deployment; run {deploy}")
     return contract.parse(values["cluster"]["value"])

@@ -15,9 +15,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from cluster.core import config, lock
+from cluster.core import config, lock, tfstate
 from cluster.core.config import ROOT, Cluster
-from cluster.core.errors import InfraError
+from cluster.core.errors import InfraError, UserError
 from cluster.core.process import marks
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "horovod-cluster"
@@ -46,13 +46,19 @@ class State:
     def log(self, name: str) -> Path:
         return self.dir / "logs" / f"{name}.log"
 
-    def prepare(self) -> None:
-        """Create the folder, the SSH keys and the tool settings that depend on this machine."""
+    def prepare(self, new_key: bool = False) -> None:
+        """Create the folder, the SSH keys and the tool settings that depend on this machine. A lost key of nodes that
+        are deployed is made anew only with new_key."""
+        if not (new_key or self.key.exists()) and tfstate.login_key(self.tfstate) == str(self.key):
+            raise UserError(f"ENV={self.env}: {self.key} is missing and the nodes accept no other key; restore it")
         self.dir.mkdir(parents=True, exist_ok=True)
         self.dir.chmod(0o700)
         for key in (self.key, self.mesh_key):
             if not key.exists():
                 make_key(key, f"horovod-cluster {self.env}")
+            elif not key.with_suffix(".pub").exists():
+                public = subprocess.run(["ssh-keygen", "-y", "-f", key], capture_output=True, text=True, check=True)
+                key.with_suffix(".pub").write_text(public.stdout)
         (self.dir / "containers.conf").write_text(containers_conf())
         write_terraform_cli_config(self.dir / "terraform.rc")
 

@@ -30,11 +30,29 @@ class NodeState:
     since: int | None = None
 
 
+@dataclass(frozen=True)
+class Survivor:
+    """A node that exists, whatever Terraform's state says."""
+
+    name: str
+    # Why a deploy cannot keep it; "" if it can.
+    obstacle: str = ""
+    # The obstacle is a change of cluster.yml, because of which Terraform replaces the node even if it knows it.
+    outdated: bool = False
+
+
+def index(name: str) -> int:
+    """The number of a node, as terraform/modules/nodes names them: head, w1, w2."""
+    return 0 if name == "head" else int(name.removeprefix("w"))
+
+
 class Provider:
     # False if there are no machines to log in to and to configure with Ansible.
     has_nodes = True
     # Whether creating and removing nodes takes root on this machine.
     needs_root = False
+    # Whether nodes accept only the key in the state folder.
+    own_key = False
 
     def __init__(self, state: State, cluster: Cluster) -> None:
         self.state, self.cluster = state, cluster
@@ -65,6 +83,17 @@ class Provider:
     def repair(self, contract: Contract, progress: Progress) -> list[str]:
         """Start stopped nodes; return the Terraform addresses of resources that must be replaced."""
         return []
+
+    def survivors(self, known: set[str]) -> list[Survivor]:
+        """Nodes of this environment that exist and hold data; known are those in Terraform's state."""
+        return []
+
+    def discard(self, names: list[str]) -> None:
+        """Remove survivors that Terraform does not know, if remove_leftovers and a deploy do not."""
+
+    def address(self, name: str) -> str:
+        """Terraform's address of a node."""
+        return f'terraform_data.node["{name}"]'
 
     def wait_for_nodes(self, contract: Contract, progress: Progress) -> None:
         """After Terraform, before Ansible: wait until the nodes answer and pin their host keys."""

@@ -18,7 +18,7 @@ from cluster.core.contract import Contract
 from cluster.core.errors import InfraError, UserError
 from cluster.core.progress import Progress
 from cluster.providers import ssh_server
-from cluster.providers.base import Check, NodeState, Provider
+from cluster.providers.base import Check, NodeState, Provider, Survivor
 
 TAG = "HorovodCluster"
 CREDENTIALS = "set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or run `aws configure`"
@@ -50,6 +50,7 @@ def host_key(console: str) -> str | None:
 
 class Aws(Provider):
     section: sections.Aws
+    own_key = True
 
     def client(self, service: str) -> Any:
         return boto3.client(service, region_name=self.section.region)
@@ -100,6 +101,15 @@ class Aws(Provider):
             name: NodeState(instance["State"]["Name"], int(instance["LaunchTime"].timestamp()))
             for name, instance in self.instances().items()
         }
+
+    def survivors(self, known: set[str]) -> list[Survivor]:
+        # Asking EC2 takes time and needs credentials: only where a cluster was deployed and Terraform knows no node.
+        if known or not self.state.cluster_file.exists():
+            return []
+        return [Survivor(name, "Terraform cannot adopt EC2 instances") for name in self.instances()]
+
+    def address(self, name: str) -> str:
+        return f'aws_instance.node["{name}"]'
 
     def repair(self, contract: Contract, progress: Progress) -> list[str]:
         """Start stopped instances. Terraform replaces terminated ones itself, but it ignores stopped ones."""

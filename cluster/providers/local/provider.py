@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import os
 import shutil
@@ -10,6 +11,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from cluster import image
 from cluster.core import root
@@ -18,12 +20,14 @@ from cluster.core.errors import InfraError
 from cluster.core.progress import Progress
 from cluster.core.state import containers_conf
 from cluster.providers import ssh_server
-from cluster.providers.base import Check, NodeState, Provider
-from cluster.providers.local import claims, machine
-from cluster.providers.local.machine import Machine
+from cluster.providers.base import Check, NodeState, Provider, Survivor, index
+from cluster.providers.local import claims, machine, node
+from cluster.providers.local.machine import Container, Machine
 
 # A running node that says nothing for so long is restarted.
 ANSWER_SECONDS = 10
+# As in terraform/modules/nodes.
+FIRST_ADDRESS = 10
 TOOLS = {"podman": "podman", "runc": "runc", "mmdebstrap": "mmdebstrap", "nft": "nftables"}
 
 
@@ -44,6 +48,7 @@ def look_here() -> Machine:
 class Local(Provider):
     image_name = "none"
     needs_root = True
+    own_key = True
 
     def check(self) -> None:
         claims.check(look_here(), self.state, self.cluster)
@@ -74,17 +79,52 @@ class Local(Provider):
         mine = [one for one in look_here().containers if (one.owner, one.cluster) == (own, self.cluster.name)]
         return {one.node: NodeState(one.state, one.since) for one in mine}
 
+    def survivors(self, known: set[str]) -> list[Survivor]:
+        own = machine.owner_of(self.state.dir)
+        nodes = [one for one in look_here().containers if one.owner == own and one.node != "builder"]
+        return [found for one in nodes if (found := self._survivor(one))]
+
+    def _survivor(self, container: Container) -> Survivor | None:
+        seed = self.state.dir / machine.SEEDS / container.node
+        if not container.fingerprint:
+            return Survivor(container.node, f"{container.name} was made by an earlier version")
+        if not (seed / "ssh_host_ed25519_key").exists():
+            return Survivor(container.node, f"the files in {seed} are gone")
+        if not (seed / node.CREATED).exists():
+            # Its creation was interrupted: it has never answered.
+            return None
+        if container.fingerprint != node.fingerprint(self._spec(container.node)):
+            change = "cluster.yml now has another name, other networks or another kind of storage"
+            return Survivor(container.node, change, outdated=True)
+        return Survivor(container.node)
+
+    def _spec(self, name: str) -> dict[str, Any]:
+        """What Terraform gives the node tool, as far as it decides whether a node is replaced."""
+        networks = self.cluster.networks.model_dump() if self.cluster.networks else {}
+        addresses = {
+            key: str(ipaddress.ip_network(text)[FIRST_ADDRESS + index(name)]) for key, text in networks.items()
+        }
+        fuse = self.cluster.storage.backend == "glusterfs"
+        return {"cluster": self.cluster.name, "addresses": addresses, "fuse": fuse}
+
+    def discard(self, names: list[str]) -> None:
+        own = machine.owner_of(self.state.dir)
+        for one in look_here().containers:
+            if one.owner == own and one.node in names:
+                with podman_settings() as settings:
+                    machine.podman("rm", "-f", "-i", "-t", "0", one.name, env=settings)
+
     def repair(self, contract: Contract, progress: Progress) -> list[str]:
         replace = []
         states = self.node_states(contract)
-        for name, node in contract.nodes.items():
-            if node.index >= self.cluster.nodes:
+        for name, one in contract.nodes.items():
+            if one.index >= self.cluster.nodes:
                 continue
             if name not in states:
                 progress(f"node {name} is missing: creating it again")
-                replace.append(f'terraform_data.node["{name}"]')
+                replace.append(self.address(name))
                 continue
-            current, address = states[name].state, node.management_address
+            current, address = states[name].state, one.management_address
             verb = {"paused": "unpause", "running": "restart"}.get(current, "start")
             if current == "running":
                 if ssh_server.wait_for(address, self.cluster.ports.ssh, ANSWER_SECONDS):

@@ -6,11 +6,11 @@ import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
-from cluster.core import sections
+from cluster.core import files, sections
 from cluster.core.contract import Contract
 from cluster.core.errors import InfraError, UserError
 from cluster.core.progress import Progress
-from cluster.providers.base import Check, NodeState, Provider
+from cluster.providers.base import Check, NodeState, Provider, Survivor
 from cluster.providers.testbed import certificate_check
 from cluster.providers.virtualwall.experiment import Experiment
 
@@ -34,6 +34,12 @@ class VirtualWall(Provider):
     def node_states(self, contract: Contract) -> dict[str, NodeState]:
         """The testbed does not report the state of single nodes, so only expiry is known here; status adds SSH."""
         return {name: NodeState("expired" if self.expired() else "running") for name in contract.nodes}
+
+    def survivors(self, known: set[str]) -> list[Survivor]:
+        if known or self.experiment.read_record().get("state") != "ready" or self.expired():
+            return []
+        names = files.mapping(self.experiment.nodes_file)["addresses"]
+        return [Survivor(name, f"Terraform cannot adopt experiment {self.cluster.name}") for name in names]
 
     def expiry(self) -> datetime | None:
         end = self.experiment.read_record().get("expires")
