@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import sys
 import time
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rich.table import Table
 
 from cluster import compiler, health, horovod_wheel, image, in_use, lab, recovery, wheelhouse
-from cluster.core import config, files, lock, root, ssh, tfstate
+from cluster.core import causes, config, files, lock, root, ssh, tfstate
 from cluster.core.config import ROOT
 from cluster.core.contract import Contract
 from cluster.core.errors import InfraError, UserError
@@ -40,7 +42,18 @@ def playbook(state: State, name: str, progress: Progress, *options: str, cluster
     argv = ["ansible-playbook", *given, ROOT / "ansible" / name]
     with progress.part("ansible", "reading the inventory"):
         watch = PlaybookTasks(lambda text: progress.now("ansible", text))
-        return run_logged(argv, state.log("ansible"), env, f"ansible/{name}", cwd=ROOT, watch=watch)
+        explain = partial(causes.ansible, journal=partial(read_journal, state))
+        return run_logged(argv, state.log("ansible"), env, f"ansible/{name}", cwd=ROOT, watch=watch, explain=explain)
+
+
+def read_journal(state: State, node: str, unit: str) -> str:
+    """The last lines of a service on a node; "" if the node cannot be asked."""
+    with suppress(InfraError, UserError):
+        contract = read_output(state)
+        if node in contract.nodes:
+            command = f"sudo -n journalctl --no-pager -o cat -n 30 -u {shlex.quote(unit)}"
+            return ssh.run_on_all(contract, [node], command)[node].stdout
+    return ""
 
 
 def count_changes(output: str) -> int:

@@ -14,10 +14,10 @@ from typing import Any
 
 from python_terraform import IsFlagged, Terraform
 
-from cluster.core import contract, errors, files, tfstate
+from cluster.core import causes, contract, errors, files, tfstate
 from cluster.core.config import ROOT, Cluster
 from cluster.core.errors import InfraError, UserError
-from cluster.core.process import reason, run_logged
+from cluster.core.process import run_logged
 from cluster.core.progress import Progress
 from cluster.core.state import State, terraform_binary, write_file
 from cluster.providers.base import Provider
@@ -99,7 +99,7 @@ class Root:
         if code not in ok and said:
             raise said
         if code not in ok:
-            raise InfraError(f"terraform {what} failed: {reason(err or out)}; the whole output is in {log}")
+            raise InfraError(f"terraform {what} failed: {causes.terraform(err or out)}; the whole output is in {log}")
         return out
 
     def init(self) -> None:
@@ -125,7 +125,9 @@ class Root:
         log, what, watch = self.state.log("terraform"), f"terraform {command}", Changes(progress)
         try:
             with interrupted_last(), progress.part("terraform", "comparing with the last deploy"):
-                run_logged(argv, log, self.state.environment(), what, cwd=self.dir, watch=watch)
+                run_logged(
+                    argv, log, self.state.environment(), what, cwd=self.dir, watch=watch, explain=causes.terraform
+                )
         except InfraError as error:
             raise errors.take(self.state.dir) or error from None
         finally:

@@ -39,8 +39,11 @@ def run_logged(
     what: str,
     cwd: Path | None = None,
     watch: Watch | None = None,
+    explain: Callable[[str], str] | None = None,
 ) -> str:
     """Run argv with its output appended to log; raise InfraError with the reason when it fails; return the output.
+
+    explain: finds the reason in the output, if the tool has its own way to say it.
 
     Tools that run side by side need a log each.
     """
@@ -65,7 +68,8 @@ def run_logged(
         written.seek(start)
         output = written.read()
     if process.returncode:
-        raise InfraError(f"{what} failed (exit {process.returncode}): {reason(output)}; the whole output is in {log}")
+        why = (explain or reason)(output)
+        raise InfraError(f"{what} failed (exit {process.returncode}): {why}; the whole output is in {log}")
     return output
 
 

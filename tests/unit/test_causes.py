@@ -1,0 +1,117 @@
+"""An error line holds the cause, not the tool's headline."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from cluster.core import causes
+
+ATTRIBUTE = """
+Error: Unsupported attribute
+
+  on main.tf line 3, in locals:
+   3:   x = local.cluster.storage.backend
+    ├────────────────
+    │ local.cluster is object with 1 attribute "a"
+
+This object does not have an attribute named "storage".
+
+Error: another one
+
+  with terraform_data.a,
+"""
+PROVISIONER = """
+Warning: something
+
+Error: local-exec provisioner error
+
+  with terraform_data.network["fabric"],
+  on network.tf line 17, in resource "terraform_data" "network":
+  17:   provisioner "local-exec" {
+
+Error running command 'python -m cluster.providers.local.node create-network': exit
+status 1. Output: podman network failed: Error: subnet 10.77.1.0/24 is
+already used on the host or by another config
+"""
+BOXED = """╷
+│ Error: Invalid value for variable
+│
+│   on cluster.tf line 2:
+│    2: variable "nodes" {
+│     ├────────────────
+│     │ var.nodes is 0
+│
+│ There is at least one node.
+╵
+"""
+MESSAGE = (
+    "Unable to start service nftables: Job for nftables.service failed because the control process exited with error "
+    'code.\nSee "systemctl status nftables.service" and "journalctl -xeu nftables.service" for details.\n'
+)
+JOURNAL = """Starting nftables.service - nftables...
+/etc/nftables.conf:12:9-13: Error: syntax error, unexpected string
+nftables.service: Main process exited, code=exited, status=1/FAILURE
+nftables.service: Failed with result 'exit-code'.
+Failed to start nftables.service - nftables.
+"""
+
+
+def playbook(**result: object) -> str:
+    lines = ["TASK [firewall : Start nftables] ****", "ok: [head]"]
+    return "\n".join([*lines, f"fatal: [head -> w1]: FAILED! => {json.dumps(result)}", "PLAY RECAP ****"])
+
+
+@pytest.mark.parametrize(
+    ("output", "line"),
+    [
+        (
+            ATTRIBUTE,
+            'Unsupported attribute: This object does not have an attribute named "storage". (main.tf line 3)',
+        ),
+        (
+            PROVISIONER,
+            "podman network failed: Error: subnet 10.77.1.0/24 is already used on the host or by another config",
+        ),
+        (BOXED, "Invalid value for variable: There is at least one node. (cluster.tf line 2)"),
+        ("killed\n", "killed"),
+        ("", "no output"),
+    ],
+)
+def test_terraforms_explanation_is_in_the_line(output: str, line: str) -> None:
+    assert causes.terraform(output) == line
+
+
+def test_service_that_does_not_start_says_why() -> None:
+    asked = []
+
+    def journal(node: str, unit: str) -> str:
+        asked.append((node, unit))
+        return JOURNAL
+
+    line = causes.ansible(playbook(msg=MESSAGE), journal)
+    assert asked == [("w1", "nftables.service")]
+    assert line.startswith("w1: firewall : Start nftables: Unable to start service nftables")
+    assert line.endswith("/etc/nftables.conf:12:9-13: Error: syntax error, unexpected string")
+    assert "systemctl status" not in line
+
+
+@pytest.mark.parametrize(
+    ("result", "end"),
+    [
+        ({"msg": "No package matching 'x' is available"}, "No package matching 'x' is available"),
+        ({"msg": "non-zero return code", "stderr": "first\nno space left on device"}, "no space left on device"),
+        ({"cmd": "true", "stderr": "killed"}, "killed"),
+    ],
+)
+def test_message_of_a_task_is_in_the_line_with_its_node(result: dict[str, str], end: str) -> None:
+    line = causes.ansible(playbook(**result), lambda *_: pytest.fail("no service failed"))
+    assert line.startswith("w1: firewall : Start nftables: ")
+    assert line.endswith(end)
+    assert "\n" not in line
+
+
+def test_playbook_that_does_not_start_says_why() -> None:
+    output = "PLAY [all]\n[ERROR]: the role 'x' was not found\n"
+    assert causes.ansible(output, lambda *_: "") == "[ERROR]: the role 'x' was not found"
