@@ -45,9 +45,6 @@ def make_parser() -> argparse.ArgumentParser:
         add("config", text, lambda args: preview.show_config(args.env, args.nodes, args.json), json=True),
     ):
         command.add_argument("--nodes", type=Whole(1, config.MAX_NODES), help="number of nodes, including the head")
-        if command.prog.split()[-1] in ("deploy", "scale"):
-            text = "replace nodes that a deploy cannot keep; all data on them is lost"
-            command.add_argument("--replace", action="store_true", help=text)
     add("status", "state of each node", lambda args: lifecycle.status(args.env, args.json), json=True)
     add("doctor", "list problems and their fixes", lambda args: doctor.run(args.env, args.json), json=True)
     add("adopt", "print the host keys of existing machines and pin them", lambda args: adopt.run(args.env))
@@ -66,6 +63,9 @@ def make_parser() -> argparse.ArgumentParser:
     command.add_argument("--from", dest="source", default="local", metavar="ENV", help="original (default: local)")
     text = "remove all nodes, networks, keys and state"
     destroying = add("destroy", text, lambda args: lifecycle.destroy(args.env, args.yes))
+    text = "replace nodes that a deploy cannot keep; all data on them is lost"
+    for command in (changing, scaling):
+        command.add_argument("--replace", action="store_true", help=text)
     for command in (changing, scaling, destroying):
         command.add_argument("--yes", action="store_true", help="remove nodes even if a run is in progress on them")
     add("renew", "extend the reservation of testbed nodes", lambda args: lifecycle.renew(args.env))
