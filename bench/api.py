@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bench.results import runs
+from bench.results import dimensions, runs
 from bench.results.points import Family, MergedPoint
 from bench.results.trial import Interval
 from cluster.core.errors import UserError
@@ -59,13 +59,18 @@ class Run(runs.Run):
             import pandas
         except ImportError:
             raise UserError("run.frame(): pandas is not installed; install it with `pip install pandas`") from None
-        return pandas.DataFrame([self._row(point) for point in self.points])
+        # Along a curve only the nodes vary; with strong scaling, the batch per GPU too.
+        along = ("nodes", "repeat", "batch") if self._report.table.strong else ("nodes", "repeat")
+        varying = dimensions.varying((point.conditions for point in self.points), without=along)
+        return pandas.DataFrame([self._row(point, varying) for point in self.points])
 
-    def _row(self, point: MergedPoint) -> dict[str, Any]:
+    def _row(self, point: MergedPoint, varying: list[str]) -> dict[str, Any]:
+        total = f"total batch {point.group}" if self._report.table.strong else ""
         parts = point.breakdown.model_dump() if point.breakdown else {}
         return {
             **asdict(point.family),
             "family": point.family.label,
+            "curve": ", ".join(filter(None, [dimensions.label(point.conditions, varying), total])) or "all points",
             "fabric": point.fabric,
             "rate_gbps": point.rate_gbps,
             "nodes": point.nodes,

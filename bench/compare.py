@@ -5,17 +5,19 @@ from __future__ import annotations
 import argparse
 import json
 import math
+from collections.abc import Iterable
 from typing import Any
 
 from bench import words
-from bench.results import provenance
-from bench.results.points import MergedPoint
+from bench.results import dimensions, provenance
+from bench.results.points import MergedPoint, Table
 from bench.results.runs import Run, load
 from bench.results.trial import Interval, Point, Record
 from cluster.core.errors import UserError
 from cluster.core.tables import columns
 
 Key = tuple[Any, ...]
+ALWAYS = ("fabric", "nodes", "batch")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -58,9 +60,12 @@ def key(point: Point) -> Key:
     return tuple(point.model_dump(exclude={"repeat", "transport"}).values())
 
 
-def where(point: MergedPoint, alone: bool) -> str:
-    text = f"{words.fabric(point)}, {words.count(point.nodes, 'node')}, batch {point.batch}"
-    return text if alone else f"{text}, {point.family.label}"
+def row_dimensions(tables: Iterable[Table]) -> list[str]:
+    """What the label of a row names: where and how many, and whatever else varies in either run."""
+    found: list[Point] = []
+    for table in tables:
+        found += [point.conditions for point in table.points] + [trial.point for trial in table.failed]
+    return [*ALWAYS, *dimensions.varying(found, without=(*ALWAYS, "repeat"))]
 
 
 def judge(before: Interval, after: Interval, tolerance: float) -> tuple[str, float]:
@@ -76,12 +81,16 @@ def compare(before: Run, after: Run, tolerance: float) -> dict[str, Any]:
     a, b = before.table(), after.table()
     old, new = ({key(point.trials[0].point): point for point in table.points} for table in (a, b))
     broken = {key(trial.point): trial for trial in b.failed}
-    alone = len({point.family for point in a.points}) < 2
+    names = row_dimensions((a, b))
+
+    def where(point: MergedPoint) -> str:
+        return dimensions.label(point.conditions, names)
+
     pairs: list[Pair] = []
     missing: list[str] = []
     for conditions, point in old.items():
         other, failed = new.get(conditions), broken.get(conditions)
-        same: dict[str, Any] = {"point": where(point, alone), "before": point.ips}
+        same: dict[str, Any] = {"point": where(point), "before": point.ips}
         if other is not None:
             verdict, change = judge(point.ips, other.ips, tolerance)
             pairs.append(Pair(**same, after=other.ips, verdict=verdict, change=change, note=different(point, other)))
@@ -89,10 +98,10 @@ def compare(before: Run, after: Run, tolerance: float) -> dict[str, Any]:
             note = f"fails now: {failed.error or 'no error text'}"
             pairs.append(Pair(**same, verdict="regression", note=note))
         else:
-            missing.append(where(point, alone))
+            missing.append(where(point))
     if not pairs:
         raise UserError(f"A, B: {before.name} and {after.name} have no point in common; compare runs of the same plan")
-    added = [where(point, alone) for conditions, point in new.items() if conditions not in old]
+    added = [where(point) for conditions, point in new.items() if conditions not in old]
     worse = [pair for pair in pairs if pair.verdict == "regression"]
     return {
         "a": before.name,

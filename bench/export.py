@@ -13,6 +13,7 @@ from typing import Any, get_args
 
 from pydantic import BaseModel
 
+from bench.results import dimensions
 from bench.results.points import MergedPoint
 from bench.results.runs import Run, load, print_problems
 from bench.results.trial import Trial
@@ -182,16 +183,20 @@ def write_tensorboard(run: Run, folder: Path) -> list[Path]:
     from tensorboardX.record_writer import RecordWriter
 
     curves: dict[str, list[MergedPoint]] = {}
-    for point in run.table().points:
+    points = run.table().points
+    two_rates = "rate" in dimensions.varying(point.conditions for point in points)
+    for point in points:
         family = point.family
-        parts = (family.device, family.model, family.engine, family.compression, point.fabric, f"batch{point.batch}")
+        parts = (family.device, family.model, family.engine, family.compression, point.fabric, f"batch{point.group}")
         name = "_".join(safe(part) for part in parts)
         if point.transport != "tcp":
             name += f"_{point.transport}"
         if family.gpus_per_node > 1:
             name += f"_{family.gpus_per_node}gpu"
         if family.data != "synthetic":
-            name += "_realdata"
+            name += f"_{safe(family.data)}"
+        if two_rates:
+            name += f"_{point.rate_gbps:g}gbps"
         curves.setdefault(name, []).append(point)
     written = []
     for name, points in curves.items():

@@ -108,9 +108,10 @@ def explain_failed(trial: Trial) -> dict[str, Any]:
 
 def describe(trial: Trial) -> str:
     point = trial.point
+    more = [text for text in (point.compression, point.data) if text not in ("none", "synthetic")]
     return (
         f"{point.model}, {point.device}, {words.fabric(point)}, {words.count(point.nodes, 'node')} x "
-        f"{point.gpus_per_node}, batch {point.batch}, {point.engine}"
+        f"{', '.join([f'{point.gpus_per_node}, batch {point.batch}, {point.engine}', *more])}"
     )
 
 

@@ -9,12 +9,17 @@ from typing import Any
 from bench import words
 from bench.explain import diagnosis, whatif
 from bench.explain.diagnosis import Diagnosis, Stray
+from bench.results import dimensions
 from bench.results.points import Family, MergedPoint, Table
 from bench.results.runs import Run
 from bench.results.trial import Trial
 
 GOOD = 0.80
 MOST_COMPARISONS = 3
+MOST_VERDICTS = 200
+PLACE = ("fabric", "nodes", "batch")
+# The dimensions of a family that a sentence names where they vary. It always names the device.
+FAMILY = ("model", "engine", "compression", "data")
 
 
 @dataclass(frozen=True)
@@ -66,14 +71,27 @@ def share(key: str, value: float, source: str = "measured") -> Part:
     return Part(words.percent(value), key, value, source)
 
 
-def judge(table: Table) -> Verdict:
-    verdict = headline(table)
-    verdict.findings = findings(table, verdict)
+def judge(table: Table, family: Family | None = None, shared: RunFindings | None = None) -> Verdict:
+    """The verdict on a family, by default the first: the one with the most points."""
+    verdict = headline(table, family or (table.families[0] if table.families else None))
+    verdict.findings = findings(table, verdict, shared or run_findings(table))
     return verdict
 
 
-def headline(table: Table) -> Verdict:
-    family = table.families[0] if table.families else None
+def judge_families(table: Table) -> dict[Family, Verdict]:
+    """A verdict per family, in the order of table.families."""
+    shared, families = run_findings(table), table.families
+    found: dict[Family, Verdict] = {}
+    for number, family in enumerate(families):
+        if number < MOST_VERDICTS:
+            found[family] = judge(table, family, shared)
+        else:
+            text = f"The report has a verdict for the first {MOST_VERDICTS} of its {len(families)} combinations"
+            found[family] = Verdict([f"{text}; `bench explain RUN/ID` explains any trial."], "unknown")
+    return found
+
+
+def headline(table: Table, family: Family | None) -> Verdict:
     points = [point for point in table.of(family) if point.nodes > 1] if family else []
     if points:
         point = headline_point(points)
@@ -101,18 +119,25 @@ def headline_point(points: list[MergedPoint]) -> MergedPoint:
     return candidates[(len(candidates) - 1) // 2]
 
 
-def subject(point: MergedPoint) -> Pieces:
+def told_apart(point: MergedPoint, table: Table) -> str:
+    """What distinguishes the point's family from the others of the run, beside its hardware."""
+    return dimensions.label(point.conditions, [name for name in FAMILY if name in table.varying])
+
+
+def subject(point: MergedPoint, table: Table) -> Pieces:
     family = point.family
     emulated = "emulated " if family.kind == "emulated" else ""
     number, noun = words.count(point.nodes, "node").split(" ")
     per_node = f" of {family.gpus_per_node} {family.device_name}s" if family.gpus_per_node > 1 else ""
     device = "" if per_node else f"{family.device_name} "
     nodes = Part(number, "nodes", point.nodes, "measured")
-    return [f"On {words.fabric(point)} ", nodes, f" {emulated}{device}{noun}{per_node} "]
+    with_what = told_apart(point, table)
+    place = f"With {with_what} on {point.fabric_label}, " if with_what else f"On {point.fabric_label} "
+    return [place, nodes, f" {emulated}{device}{noun}{per_node} "]
 
 
 def sentence(point: MergedPoint, found: Diagnosis, table: Table) -> Pieces:
-    pieces = subject(point)
+    pieces = subject(point, table)
     step, split = point.step_ms.median, point.breakdown
     if found.limit in ("storage", "decode") and split is not None:
         # If all nodes wait for data alike, scaling is perfect: efficiency would hide the problem.
@@ -175,7 +200,7 @@ def network_options(point: MergedPoint, table: Table) -> Pieces:
             continue
         lead = "; " if not options else ", "
         verb = " gives " if number == 0 else " "
-        options += [f"{lead}{words.fabric(other)}{verb}"]
+        options += [f"{lead}{other.fabric_label}{verb}"]
         options += [share(f"efficiency:{other.fabric}", other.efficiency.median)]
     curve = whatif.curve_for(point, table)
     if curve is None:
@@ -217,7 +242,29 @@ def one_node_verdict(family: Family, table: Table) -> Verdict:
     return Verdict(pieces, "unknown", point, diagnosis.diagnose(point))
 
 
-def findings(table: Table, verdict: Verdict) -> list[str]:
+@dataclass(frozen=True)
+class RunFindings:
+    """What is worth saying about a run, whichever family is shown."""
+
+    real_data: list[str]
+    unused_fabrics: list[str]
+    slow: list[str]
+    unsure: list[str]
+
+
+def run_findings(table: Table) -> RunFindings:
+    slow = sorted({name for point in table.points for name in point.stragglers})
+    unsure = sum(point.converged is False for point in table.points)
+    differ = f"{unsure} of {len(table.points)} emulated points changed by more than 5% at twice the scale factor"
+    return RunFindings(
+        real_data=real_data(table),
+        unused_fabrics=unused_fabrics(table),
+        slow=[f"Slow nodes: {words.several(slow)}."] if slow else [],
+        unsure=[f"{differ}; they are drawn hollow."] if unsure else [],
+    )
+
+
+def findings(table: Table, verdict: Verdict, shared: RunFindings) -> list[str]:
     """Short facts beside the verdict, most important first."""
     out: list[str] = []
     point = verdict.point
@@ -232,21 +279,13 @@ def findings(table: Table, verdict: Verdict) -> list[str]:
         ]
         if len(by_batch) > 1:
             out.append(
-                f"The batch matters: on {words.fabric(point)} with {point.nodes} nodes the efficiency is "
+                f"The batch matters: on {point.fabric_label} with {point.nodes} nodes the efficiency is "
                 f"{', '.join(by_batch)} images per GPU."
             )
-    out += real_data(table)
-    if verdict.limit != "wrong-nic":
-        out += unused_fabrics(table)
-    slow = sorted({name for other in table.points for name in other.stragglers})
-    if slow and verdict.limit != "straggler":
-        out.append(f"Slow nodes: {words.several(slow)}.")
-    if unsure := sum(other.converged is False for other in table.points):
-        out.append(
-            f"{unsure} of {len(table.points)} emulated points changed by more than 5% at twice the scale factor; "
-            "they are drawn hollow."
-        )
-    return out
+    out += shared.real_data
+    out += shared.unused_fabrics if verdict.limit != "wrong-nic" else []
+    out += shared.slow if verdict.limit != "straggler" else []
+    return [*out, *shared.unsure]
 
 
 def real_data(table: Table) -> list[str]:
@@ -262,11 +301,13 @@ def real_data(table: Table) -> list[str]:
         if point.family.data == "synthetic" or other is None or len(out) == MOST_COMPARISONS:
             continue
         wait = point.breakdown.data_wait / point.step_ms.median if point.breakdown else 0.0
+        names = [*PLACE, *(name for name in table.varying if name not in ("data", *PLACE))]
+        where = dimensions.label(point.conditions, names)
         kept = words.percent(point.ips.median / other.ips.median)
         out.append(
             f"Real data: {words.significant(point.ips.median)} images/s against "
             f"{words.significant(other.ips.median)} synthetic ({kept}) on "
-            f"{words.fabric(point)}, {words.count(point.nodes, 'node')}, batch {point.batch}; the accelerators "
+            f"{where}; the accelerators "
             f"wait for images {words.percent(wait)} of the time."
         )
     damage: Counter[str] = Counter()

@@ -6,7 +6,7 @@ import base64
 import hashlib
 import json
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache
 from importlib import resources
 from typing import Any
@@ -18,8 +18,10 @@ from markupsafe import Markup
 
 from bench import charts, words
 from bench.explain import diagnosis, verdict
+from bench.explain.verdict import Verdict
 from bench.report import plots
 from bench.report.rows import Row, row
+from bench.results import dimensions
 from bench.results.points import Family, MergedPoint, Table
 from bench.results.runs import Run
 
@@ -30,7 +32,7 @@ CAPTIONS = {
     "efficiency": "Throughput divided by nodes times the throughput of one node at the same batch.",
     "split": "Median step: compute, and what did not overlap with it. The thin line on top is the step's 95% interval.",
     "bus": "2(n-1)/n times the gradient bytes over the communication time; a collective that fills the link "
-    "touches the dotted line.",
+    "reaches the link's line.",
     "variants": "The same hardware with another engine, compression or data source.",
 }
 CELLS: list[dict[str, str]] = [
@@ -63,7 +65,9 @@ METHOD = (
 class Report:
     run: Run
     table: Table
-    verdict: verdict.Verdict
+    verdict: Verdict
+    # One per family; the first is the report's.
+    verdicts: dict[Family, Verdict]
     limits: dict[str, str]
 
     @property
@@ -77,7 +81,8 @@ def make(run: Run) -> Report:
         point.trials[0].id: "" if point.nodes == 1 and not point.breakdown else diagnosis.diagnose(point).label
         for point in table.points
     }
-    return Report(run, table, verdict.judge(table), limits)
+    verdicts = verdict.judge_families(table)
+    return Report(run, table, next(iter(verdicts.values()), None) or verdict.judge(table), verdicts, limits)
 
 
 @cache
@@ -145,16 +150,19 @@ def environment() -> jinja2.Environment:
 
 
 def facts(report: Report) -> list[str]:
+    """What is true of the run, whichever family is shown."""
     run = report.run
     out = [f"{len(run.trials)} trials"]
     if created := run.provenance.get("created"):
         out.append(str(created)[:19].replace("T", " "))
     elif run.trials:
         out.append(run.trials[0].started[:19].replace("T", " "))
-    if report.verdict.point is not None:
-        point = report.verdict.point
-        out.append(f"headline: {point.family.model_name}, batch {point.batch} per GPU")
     return out
+
+
+def headline(judged: Verdict) -> str:
+    point = judged.point
+    return f"headline: {point.family.model_name}, batch {point.batch} per GPU" if point is not None else ""
 
 
 def badges(report: Report) -> list[str]:
@@ -167,9 +175,9 @@ def badges(report: Report) -> list[str]:
     return out
 
 
-def cards(report: Report) -> list[dict[str, Any]]:
+def cards(report: Report, judged: Verdict) -> list[dict[str, Any]]:
     """One per fabric: the largest cluster at the batch of the headline."""
-    point = report.verdict.point
+    point = judged.point
     if point is None or point.nodes == 1:
         return []
     look = plots.look_for(report.table, point.family)
@@ -181,7 +189,7 @@ def cards(report: Report) -> list[dict[str, Any]]:
                 found[key] = other
     out = []
     for _, other in sorted(found.items())[:8]:
-        name = words.fabric(other)
+        name = other.fabric_label
         known = other.efficiency.median if other.efficiency else None
         tone = charts.PALETTE[look.fabrics.index(name) % len(charts.PALETTE)]
         out.append(
@@ -198,6 +206,17 @@ def cards(report: Report) -> list[dict[str, Any]]:
             }
         )
     return out
+
+
+def shown_verdict(report: Report, judged: Verdict) -> dict[str, Any]:
+    """What the page shows of a verdict, for its script: the same as the template writes for the first family."""
+    return {
+        "limit": judged.limit,
+        "parts": [asdict(part) for part in judged.parts],
+        "findings": judged.findings,
+        "cards": cards(report, judged),
+        "headline": headline(judged),
+    }
 
 
 def sources(run: Run) -> dict[str, str]:
@@ -238,8 +257,9 @@ def html(report: Report) -> str:
             "variant": family.variant,
             "group": groups.index(family.hardware),
             "caveat": charts.caveat(family, by_family[family], report.constructed),
+            **shown_verdict(report, judged),
         }
-        for family in families
+        for family, judged in report.verdicts.items()
     ]
     # With one GPU per node, the efficiency relative to one GPU is the same as to one node.
     cells = [form for form in CELLS if form["field"] != "eff_gpu" or any(f.gpus_per_node > 1 for f in families)]
@@ -255,6 +275,8 @@ def html(report: Report) -> str:
         "families": described,
         "specs": specs,
         "titles": plots.TITLES,
+        "lines": plots.LINES,
+        "most_ticks": plots.MOST_TICKS,
         "one_batch": sorted(plots.ONE_BATCH),
         "by_batch": [name for name in plots.CHARTS if name not in plots.ONE_BATCH],
         "style": {"light": charts.style(), "dark": charts.style(dark=True)},
@@ -272,7 +294,8 @@ def html(report: Report) -> str:
         "report.html.j2",
         report,
         facts=facts(report),
-        cards=cards(report),
+        headline=headline(report.verdict),
+        cards=cards(report, report.verdict),
         families=described,
         captions=CAPTIONS,
         titles=plots.TITLES,
@@ -297,13 +320,14 @@ def specs_for(look: plots.Look) -> dict[str, Any]:
 
 def markdown_page(report: Report) -> str:
     table = report.table
-    tables: list[tuple[str, list[Row]]] = []
+    tables: list[tuple[str, str, list[Row]]] = []
     left = MOST_ROWS
     for family in table.families:
         rows = [row(point, report.limits[point.trials[0].id]) for point in table.of(family)[:left]]
         left -= len(rows)
         if rows:
-            tables.append((family.label, rows))
+            said = report.verdicts[family].sentence if len(table.families) > 1 else ""
+            tables.append((family.label, said, rows))
         if left <= 0:
             break
     more = f"First {MOST_ROWS} of {len(table.points)} points." if len(table.points) > MOST_ROWS else ""
@@ -311,6 +335,8 @@ def markdown_page(report: Report) -> str:
 
 
 def render(template: str, report: Report, **own: Any) -> str:
+    failed = report.table.failed[:MOST_ROWS]
+    names = dimensions.varying((trial.point for trial in report.run.trials), without=("fabric", "nodes", "batch"))
     return (
         environment()
         .get_template(template)
@@ -320,7 +346,9 @@ def render(template: str, report: Report, **own: Any) -> str:
             findings=report.verdict.findings,
             badges=badges(report),
             missing=verdict.missing(report.run, report.table),
-            failed=report.table.failed[:MOST_ROWS],
+            failed=failed,
+            failed_names=names,
+            failed_cells=[[dimensions.label(trial.point, [name]) for name in names] for trial in failed],
             method=METHOD,
             sources=sources(report.run),
             **own,

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import altair as alt
 
-from bench import words
 from bench.charts import GREY, PALETTE, caveat, colour_scale
 from bench.report.rows import Row, row
 from bench.results.points import Family, MergedPoint, Table
@@ -20,12 +19,20 @@ PARTS = {
     "straggler_wait": ("straggler wait", "#c9a227"),
 }
 TITLES = {
-    "throughput": "Throughput (dashed: ideal)",
+    "throughput": "Throughput",
     "efficiency": "Scaling efficiency: share of the ideal throughput",
     "split": "Where the time of a step goes",
-    "bus": "All-reduce bus bandwidth (dashed: link rate, dotted: link as measured)",
-    "variants": "Training methods compared (dashed: ideal)",
+    "bus": "All-reduce bus bandwidth",
+    "variants": "Training methods compared",
 }
+# Grey lines by the field that they show. A title names those for which the rows have values.
+LINES = {
+    "throughput": {"ideal": "dashed: ideal"},
+    "bus": {"rate": "dashed: link rate", "link": "dotted: link as measured"},
+    "variants": {"ideal": "dashed: ideal"},
+}
+# With more, Vega chooses the ticks of the node axis: they are then whole numbers.
+MOST_TICKS = 16
 HEADER = alt.Header(labelFontSize=13, labelFontWeight="bold", labelPadding=4)
 
 
@@ -39,8 +46,13 @@ class Look:
     caveat: str
     log_nodes: bool = False
     strong: bool = False
+    # The node counts, and the lines that its rows have. report.js sets both for the rows that it shows.
+    nodes: tuple[int, ...] = ()
+    lines: frozenset[str] = frozenset()
 
-    def title(self, text: str) -> alt.TitleParams:
+    def title(self, name: str) -> alt.TitleParams:
+        named = [text for field, text in LINES.get(name, {}).items() if field in self.lines]
+        text = TITLES[name] + (f" ({', '.join(named)})" if named else "")
         lines = [line for line in (self.subject, self.caveat) if line]
         plain: dict[str, Any] = {} if self.caveat else {"subtitleColor": GREY}
         sizes: dict[str, Any] = {"fontSize": 16, "subtitleFontSize": 12, "subtitlePadding": 5, "offset": 14}
@@ -57,7 +69,14 @@ class Colour:
 def nodes_axis(look: Look) -> alt.X:
     kind: dict[str, Any] = {"type": "log", "base": 2} if look.log_nodes else {"zero": False}
     scale = alt.Scale(**kind, nice=False, padding=14)
-    return alt.X("nodes:Q", title="nodes", scale=scale, axis=alt.Axis(format="d", tickMinStep=1, grid=False))
+    return alt.X("nodes:Q", title="nodes", scale=scale, axis=count_axis(look.nodes))
+
+
+def count_axis(counts: Collection[int]) -> alt.Axis:
+    """Ticks where points are: Vega would add 1.5 and print it as 2."""
+    few = 0 < len(counts) <= MOST_TICKS
+    ticks: dict[str, Any] = {"values": sorted(counts)} if few else {"tickMinStep": 1}
+    return alt.Axis(format="d", grid=False, labelOverlap="greedy", **ticks)
 
 
 def hover(*extra: alt.Tooltip) -> list[alt.Tooltip]:
@@ -81,9 +100,12 @@ def images_over_nodes(data: Any, look: Look, colour: Colour, tips: list[alt.Tool
     axis = alt.Axis(format=",~f", tickCount=6)
     y = alt.Y("images_s:Q", title="images/s, all GPUs", scale=alt.Scale(zero=True), axis=axis)
     base = alt.Chart(data)
-    dashed = base.mark_line(strokeDash=[5, 4], color=GREY, strokeWidth=1.5)
-    ideal = dashed.encode(x=nodes_axis(look), y=alt.Y("ideal:Q"), detail=f"{colour.field}:N")
-    return alt.layer(ideal, *curve(base, look, y, ("images_s", "images_low", "images_high"), colour, tips))
+    grey: dict[str, Any] = {"strokeDash": [5, 4], "color": GREY, "strokeWidth": 1.5}
+    ideal = base.mark_line(**grey).encode(x=nodes_axis(look), y=alt.Y("ideal:Q"), detail=f"{colour.field}:N")
+    # A line through one point cannot be seen: a short one marks it. report.js leaves it out where it is not needed.
+    single = base.mark_point(shape="stroke", size=3000, opacity=1, **grey).encode(x=nodes_axis(look), y="ideal:Q")
+    lines = [ideal] if len(look.nodes) > 1 else [ideal, single.properties(name="single")]
+    return alt.layer(*lines, *curve(base, look, y, ("images_s", "images_low", "images_high"), colour, tips))
 
 
 def curve(
@@ -128,7 +150,7 @@ def throughput(data: Any, look: Look) -> Any:
         alt.Tooltip("ideal:Q", title="ideal", format=",.4~r"),
         alt.Tooltip("efficiency:Q", title="efficiency", format=".1%"),
     )
-    return facet(images_over_nodes(data, look, colour, tips), of_batch(), look, TITLES["throughput"])
+    return facet(images_over_nodes(data, look, colour, tips), of_batch(), look, "throughput")
 
 
 def efficiency(data: Any, look: Look) -> Any:
@@ -146,7 +168,7 @@ def efficiency(data: Any, look: Look) -> Any:
     )
     ideal = alt.Chart(data).mark_rule(strokeDash=[5, 4], color=GREY, strokeWidth=1.5).encode(y=alt.datum(1))
     layers = alt.layer(ideal, *curve(alt.Chart(data), look, y, ("efficiency", "eff_low", "eff_high"), colour, tips))
-    return facet(layers, of_batch(), look, TITLES["efficiency"])
+    return facet(layers, of_batch(), look, "efficiency")
 
 
 def split(data: Any, look: Look) -> Any:
@@ -174,23 +196,23 @@ def split(data: Any, look: Look) -> Any:
         )
     )
     whisker = base.mark_rule(color=GREY, strokeWidth=2).encode(x=x, y=alt.Y("step_low:Q"), y2="step_high:Q")
-    return facet(alt.layer(bars, whisker), of_fabric(look), look, TITLES["split"])
+    return facet(alt.layer(bars, whisker), of_fabric(look), look, "split")
 
 
 def bus(data: Any, look: Look) -> Any:
     base = alt.Chart(data).transform_filter("datum.nodes > 1 && isValid(datum.bus)")
     colour = Colour("fabric", colour_scale(look.fabrics), None)
     y = alt.Y("bus:Q", title="Gbit/s", scale=alt.Scale(zero=True), axis=alt.Axis(format="~r"))
-    x = nodes_axis(look)
     tips = hover(
         *interval("bus", "bus_low", "bus_high", "bus bandwidth, Gbit/s", ".3~r"),
         alt.Tooltip("link:Q", title="link measured, Gbit/s", format=".3~r"),
         alt.Tooltip("rate:Q", title="link rate, Gbit/s", format=".3~r"),
     )
-    rate = base.mark_line(strokeDash=[5, 4], color=GREY, strokeWidth=1.5).encode(x=x, y=alt.Y("rate:Q"))
-    link = base.mark_line(strokeDash=[2, 2], color=GREY, strokeWidth=1.5).encode(x=x, y=alt.Y("link:Q"))
+    # From edge to edge, because a line through one point cannot be seen.
+    rate = base.mark_rule(strokeDash=[5, 4], color=GREY, strokeWidth=1.5).encode(y=alt.Y("rate:Q"))
+    link = base.mark_rule(strokeDash=[2, 2], color=GREY, strokeWidth=1.5).encode(y=alt.Y("link:Q"))
     layers = alt.layer(rate, link, *curve(base, look, y, ("bus", "bus_low", "bus_high"), colour, tips))
-    return facet(layers, of_fabric(look), look, TITLES["bus"]).resolve_scale(y="independent")
+    return facet(layers, of_fabric(look), look, "bus").resolve_scale(y="independent")
 
 
 def variants(data: Any, look: Look) -> Any:
@@ -203,13 +225,13 @@ def variants(data: Any, look: Look) -> Any:
         alt.Tooltip("ideal:Q", title="ideal", format=",.4~r"),
         alt.Tooltip("data_wait:Q", title="data wait, ms", format=",.3~r"),
     )
-    return facet(images_over_nodes(data, look, colour, tips), of_fabric(look), look, TITLES["variants"])
+    return facet(images_over_nodes(data, look, colour, tips), of_fabric(look), look, "variants")
 
 
-def facet(layers: Any, by: Any, look: Look, title: str) -> Any:
+def facet(layers: Any, by: Any, look: Look, name: str) -> Any:
     kind = "total batch" if look.strong else "batch"
     panels = layers.properties(width=280, height=230).facet(facet=by, columns=3)
-    return panels.transform_calculate(panel=f"'{kind} ' + datum.group").properties(title=look.title(title))
+    return panels.transform_calculate(panel=f"'{kind} ' + datum.group").properties(title=look.title(name))
 
 
 CHARTS: dict[str, Callable[[Any, Look], Any]] = {
@@ -232,7 +254,7 @@ def look_for(table: Table, family: Family, constructed: bool = False) -> Look:
 def make_look(
     table: Table, points: Sequence[MergedPoint], families: Sequence[Family], subject: str, caveat: str
 ) -> Look:
-    by_rate = sorted({(point.rate_gbps, words.fabric(point)) for point in table.points})
+    by_rate = sorted({(point.rate_gbps, point.fabric_label) for point in table.points})
     fabrics = tuple(dict.fromkeys(name for _, name in by_rate))
     variants = tuple(dict.fromkeys(family.variant for family in families))
     log_nodes = max(point.nodes for point in points) > 40
@@ -257,7 +279,9 @@ def charts_for(
         if name == "variants" and len({line["variant"] for line in shown}) < 2:
             continue
         if shown:
-            out[name] = make(alt.InlineData(values=shown), look)
+            lines = frozenset(field for field in LINES.get(name, ()) if any(line[field] is not None for line in shown))
+            counts = tuple({line["nodes"] for line in shown})
+            out[name] = make(alt.InlineData(values=shown), replace(look, lines=lines, nodes=counts))
     return out
 
 

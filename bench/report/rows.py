@@ -19,7 +19,7 @@ def short(value: float | None) -> float | None:
 def row(point: MergedPoint, limit: str = "") -> Row:
     parts = point.breakdown
     return {
-        "fabric": words.fabric(point),
+        "fabric": point.fabric_label,
         "rate": point.rate_gbps,
         "nodes": point.nodes,
         "gpus": point.gpus,

@@ -14,8 +14,10 @@ import altair as alt
 from bench import words
 from bench.charts import colour_scale, style
 from bench.report.page import asset, environment
-from bench.report.plots import HEADER
-from bench.results.points import MODEL_NAMES, MergedPoint
+from bench.report.plots import HEADER, count_axis
+from bench.results import dimensions
+from bench.results.dimensions import MODEL_NAMES
+from bench.results.points import MergedPoint
 from bench.results.runs import Run
 from cluster.core.errors import UserError
 
@@ -34,12 +36,12 @@ class Cell:
     efficiency: float | None
 
 
-def curve_name(run: Run, point: MergedPoint, engines: int) -> str:
+def curve_name(run: Run, point: MergedPoint, varying: list[str]) -> str:
     env = str(run.provenance.get("env") or "")
     name = f"{env}/{run.name}" if env and env != run.name else run.name
-    parts = [name, words.fabric(point)]
-    if engines > 1:
-        parts.append(point.family.variant)
+    parts = [name, point.fabric_label]
+    if varying:
+        parts.append(dimensions.label(point.conditions, varying))
     if point.family.kind != "cuda":
         parts.append(f"{point.family.kind} {point.family.device_name}" if point.family.kind == "emulated" else "CPU")
     if run.provenance.get("constructed"):
@@ -51,9 +53,11 @@ def cells(runs: list[Run]) -> list[Cell]:
     found: list[Cell] = []
     for run in runs:
         points = run.table().points
-        engines = len({point.family.variant for point in points})
+        # The others are a plot of their own (model, batch), its axis (nodes), or in the name anyway.
+        shown = ("model", "batch", "nodes", "repeat", "fabric", "rate", "device")
+        varying = dimensions.varying((point.conditions for point in points), without=shown)
         single: dict[tuple[str, str, int], float] = {}
-        named = [(curve_name(run, point, engines), point) for point in points]
+        named = [(curve_name(run, point, varying), point) for point in points]
         for curve, point in named:
             if point.gpus == 1:
                 single[(curve, point.family.model, point.batch)] = point.ips.median
@@ -82,7 +86,8 @@ def charts(found: list[Cell], model: str) -> dict[str, Any]:
     curves = sorted({row["environment"] for row in rows})
     legend = alt.Legend(title=None, orient="bottom", columns=2, labelLimit=0)
     colour = alt.Color("environment:N", scale=colour_scale(curves), legend=legend)
-    x = alt.X("gpus:Q", title="GPUs", axis=alt.Axis(format="d", tickMinStep=1, grid=False), scale=alt.Scale(zero=False))
+    axis = count_axis({row["gpus"] for row in rows})
+    x = alt.X("gpus:Q", title="GPUs", axis=axis, scale=alt.Scale(zero=False))
     batches = sorted({row["batch"] for row in rows}, key=lambda text: int(text.split()[1]))
     facet = alt.Facet("batch:N", title=None, sort=batches, header=HEADER)
     out = {}

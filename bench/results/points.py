@@ -6,24 +6,11 @@ import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
-from bench.results import settings
-from bench.results.trial import Breakdown, Interval, LinkEvidence, Trial
-
-MODEL_NAMES = {
-    "resnet50": "ResNet-50",
-    "resnet101": "ResNet-101",
-    "resnet152": "ResNet-152",
-    "inceptionv3": "Inception V3",
-    "vgg16": "VGG-16",
-    "alexnet": "AlexNet",
-}
-ENGINE_NAMES = {
-    "horovod-mpi": "Horovod (MPI)",
-    "horovod-gloo": "Horovod (Gloo)",
-    "ddp": "PyTorch DDP",
-    "ps": "parameter server",
-}
+from bench.results import dimensions, settings
+from bench.results.dimensions import ENGINE_NAMES, MODEL_NAMES
+from bench.results.trial import Breakdown, Interval, LinkEvidence, Point, Trial
 
 
 @dataclass(frozen=True, order=True)
@@ -60,7 +47,7 @@ class Family:
         if self.compression != "none":
             parts.append(self.compression)
         if self.data != "synthetic":
-            parts.append("real data")
+            parts.append(dimensions.data_name(self.data))
         return ", ".join(parts)
 
     @property
@@ -89,6 +76,8 @@ class MergedPoint:
     breakdown: Breakdown | None
     bus_gbps: Interval | None
     link_gbps: float | None
+    # Unique within the table.
+    fabric_label: str = ""
     efficiency: Interval | None = None
     efficiency_gpu: float | None = None
     # The batch that is constant along a curve: per GPU, or in total with strong scaling.
@@ -99,6 +88,10 @@ class MergedPoint:
     def link(self) -> tuple[str, str]:
         """A curve belongs to a fabric and its transport."""
         return (self.fabric, self.transport)
+
+    @property
+    def conditions(self) -> Point:
+        return self.trials[0].point
 
     @property
     def link_evidence(self) -> LinkEvidence | None:
@@ -151,8 +144,20 @@ class Table:
         counts = Counter(point.family for point in self.points)
         return sorted(counts, key=lambda family: (-counts[family], not family.engine.startswith("horovod"), family))
 
+    @cached_property
+    def by_family(self) -> dict[Family, list[MergedPoint]]:
+        found: dict[Family, list[MergedPoint]] = defaultdict(list)
+        for point in self.points:
+            found[point.family].append(point)
+        return found
+
     def of(self, family: Family) -> list[MergedPoint]:
-        return [point for point in self.points if point.family == family]
+        return self.by_family.get(family, [])
+
+    @cached_property
+    def varying(self) -> list[str]:
+        """The conditions in which its points differ."""
+        return dimensions.varying(point.conditions for point in self.points)
 
 
 def middle(values: Iterable[float | None]) -> float | None:
@@ -221,6 +226,9 @@ def tabulate(trials: list[Trial], strong: bool = False, gpu: str = "") -> Table:
                 group=batch * nodes * family.gpus_per_node if strong else batch,
             )
         )
+    ambiguous = "rate" in dimensions.varying(point.conditions for point in points)
+    for merged in points:
+        merged.fabric_label = dimensions.label(merged.conditions, ("fabric", "rate") if ambiguous else ("fabric",))
     points.sort(key=lambda point: (point.family, point.rate_gbps, point.link, point.group, point.nodes))
     table = Table(points=points, failed=[trial for trial in trials if trial.status == "failed"], strong=strong)
     if unmeasured:

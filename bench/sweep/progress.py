@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Collection, Mapping
 
+from bench.results import dimensions
 from bench.results.trial import Point
 from cluster.core import progress
 from cluster.core.terminal import Console
@@ -40,6 +41,7 @@ class Progress:
 
 
 def label(point: Point) -> str:
-    more = "" if point.data == "synthetic" else ", real data"
+    more = "" if point.data == "synthetic" else f", {dimensions.data_name(point.data)}"
     more += "" if point.compression == "none" else f", {point.compression}"
+    more += f", repeat {point.repeat + 1}" if point.repeat else ""
     return f"{point.engine} {point.fabric} {point.nodes} nodes, batch {point.batch}, {point.model}{more}"

@@ -6,10 +6,14 @@ from itertools import product
 
 from rich.table import Table
 
+from bench import words
 from bench.plan.schema import Plan
+from bench.results import dimensions
 from bench.results.store import RunFolder
 from bench.results.trial import Trial
 from bench.sweep.progress import console
+
+ALWAYS = ("engine", "fabric", "nodes", "batch")
 
 
 def efficiency(trial: Trial, trials: list[Trial]) -> float | None:
@@ -24,8 +28,9 @@ def efficiency(trial: Trial, trials: list[Trial]) -> float | None:
 def show(trials: list[Trial], plan: Plan, spent: dict[str, float], folder: RunFolder) -> None:
     emulated = any(trial.kind == "emulated" for trial in trials)
     title = ("EMULATED " if emulated else "") + (plan.title or "results")
-    columns = ("engine", "fabric", "nodes", "batch", "images/s", "95%", "step ms", "efficiency", "CPU %", "note")
-    table = Table(*columns, title=title, title_justify="left")
+    more = dimensions.varying((trial.point for trial in trials), without=ALWAYS)
+    figures = ("images/s", "95%", "step ms", "efficiency", "CPU %", "note")
+    table = Table(*ALWAYS, *(name.replace("_", " ") for name in more), *figures, title=title, title_justify="left")
     for trial in trials:
         point, rate, step = trial.point, trial.images_per_second, trial.step_ms
         note = ""
@@ -37,7 +42,8 @@ def show(trials: list[Trial], plan: Plan, spent: dict[str, float], folder: RunFo
             note += f" real data: {trial.breakdown_ms.data_wait / step.median:.0%} wait"
         share = efficiency(trial, trials)
         table.add_row(
-            *(point.engine, point.fabric, str(point.nodes), str(point.batch)),
+            *(point.engine, words.fabric(point), str(point.nodes), str(point.batch)),
+            *(dimensions.label(point, [name]) for name in more),
             f"{rate.median:.1f}" if rate else "-",
             f"{rate.low:.1f}-{rate.high:.1f}" if rate else "-",
             f"{step.median:.1f}" if step else "-",
@@ -51,6 +57,6 @@ def show(trials: list[Trial], plan: Plan, spent: dict[str, float], folder: RunFo
         if same and trial.step_ms:
             ours, published = trial.step_ms.median, theirs.step_ms
             text = f"{ours:.1f} ms, published {published:.1f} ms ({ours / published - 1:+.1%}; {theirs.source})"
-            console.print(f"{theirs.fabric}, {theirs.nodes} nodes: {text}")
+            console.print(f"{dimensions.label(trial.point, ['fabric', 'nodes', *more])}: {text}")
     parts = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in spent.items())
     console.print(f"time: {parts}. Results: {folder.folder}")

@@ -50,6 +50,11 @@ for (const svg of document.querySelectorAll('figure:not([hidden]) svg.marks')) {
 }
 return out;
 """
+TOO_WIDE = """
+const right = (thing) => thing.getBoundingClientRect().right;
+const wide = (figure) => right(figure.querySelector('svg.marks')) > right(figure) + 1;
+return [...document.querySelectorAll('figure:not([hidden])')].filter(wide).map((figure) => figure.dataset.chart);
+"""
 
 
 @pytest.fixture(scope="session")
@@ -100,6 +105,7 @@ def test_page_draws_every_plot_quietly(
         assert ("EMULATED P100" in chart["text"]) == emulated
     assert browser.js("return document.documentElement.scrollWidth") <= width
     assert browser.js(OVERLAPS) == []
+    assert browser.js(TOO_WIDE) == []
 
 
 def test_verdict_numbers_equal_the_data(browser: Browser, pages: dict[str, Path]) -> None:
@@ -173,6 +179,69 @@ def test_table_drawn_by_script_equals_the_one_in_the_file(browser: Browser, page
     chooser.select_by_index(0)
     browser.wait()
     assert browser.driver.find_element(By.CSS_SELECTOR, "#points tbody").text == written
+
+
+def shown_verdict(browser: Browser) -> dict[str, Any]:
+    """Everything above the plots that depends on the chosen family, as the browser has it."""
+    found: dict[str, Any] = browser.js(
+        "return Object.fromEntries(['#verdict', '#why', '.cards', '.findings', '#headline'].map((place) => "
+        "[place, document.querySelector(place).outerHTML.replace(/\\s+/g, ' ').replace(/> </g, '><')"
+        ".replace(/(>) | (<)/g, '$1$2')]))"
+    )
+    return found
+
+
+def test_choosing_a_model_moves_verdict_and_cards(browser: Browser, pages: dict[str, Path]) -> None:
+    browser.open(pages["two-models"])
+    rate = {
+        (t["point"]["model"], t["point"]["fabric"], t["point"]["nodes"]): t["images_per_second"]["median"]
+        for t in trials(RUNS / "two-models")
+    }
+    chooser = Select(browser.driver.find_element(By.ID, "family"))
+    written = shown_verdict(browser)
+    for index, model, name in ((1, "vgg16", "VGG-16"), (0, "resnet50", "ResNet-50")):
+        chooser.select_by_index(index)
+        browser.wait()
+        verdict = browser.driver.find_element(By.ID, "verdict")
+        assert verdict.text.startswith(f"With {name} on 1G, two emulated P100 nodes train at ")
+        shares = [rate[model, fabric, 2] / (2 * rate[model, fabric, 1]) for fabric in ("1g", "10g")]
+        cards = [card.text.split()[0] for card in browser.driver.find_elements(By.CSS_SELECTOR, ".card .big")]
+        assert cards == [f"{100 * share:.0f}%" for share in shares]
+        figure = browser.driver.find_element(By.CSS_SELECTOR, "#verdict b[data-key=efficiency]")
+        assert float(figure.get_attribute("data-value") or "nan") == pytest.approx(shares[0])
+        assert name in browser.driver.find_element(By.ID, "headline").text
+    # Back at the first family, the script wrote what the file had.
+    assert shown_verdict(browser) == written
+    check_quiet(browser)
+
+
+AXIS = """
+const seen = (group) => [...group.querySelectorAll('text')].filter((t) => t.getAttribute('opacity') !== '0');
+const groups = document.querySelectorAll('figure[data-chart=' + arguments[0] + '] .role-axis-label');
+return [...groups].map((group) => seen(group).map((t) => t.textContent));
+"""
+LINES = """
+const found = [...document.querySelectorAll('figure[data-chart=' + arguments[0] + '] svg [stroke-dasharray]')];
+const seen = (mark) => mark.getAttribute('opacity') !== '0' && mark.getBoundingClientRect().width > 20;
+return [...new Set(found.filter(seen).map((mark) => mark.getAttribute('stroke-dasharray')))];
+"""
+
+
+@pytest.mark.parametrize(("name", "counts"), [("two-models", ["1", "2"]), ("one-count", ["2"]), ("one-node", ["1"])])
+def test_node_axis_shows_each_node_count_once(
+    browser: Browser, pages: dict[str, Path], name: str, counts: list[str]
+) -> None:
+    browser.open(pages[name])
+    for chart in ("throughput", "efficiency"):
+        assert counts in browser.js(AXIS, chart), chart
+
+
+@pytest.mark.parametrize("name", ["one-count", "two-models", "network-1g"])
+def test_lines_that_a_title_promises_are_drawn(browser: Browser, pages: dict[str, Path], name: str) -> None:
+    browser.open(pages[name])
+    titles = {chart["name"]: chart["text"] for chart in check_marks(browser)}
+    assert "dashed: link rate" in titles["bus"] and len(browser.js(LINES, "bus")) == 2
+    assert "dashed: ideal" in titles["throughput"] and len(browser.js(LINES, "throughput")) == 1
 
 
 def test_hostile_names_run_no_script(browser: Browser, tmp_path: Path) -> None:

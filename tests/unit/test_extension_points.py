@@ -13,7 +13,7 @@ import yaml
 
 from bench.catalogue import models
 from bench.plan.schema import Engine
-from bench.results.points import ENGINE_NAMES, MODEL_NAMES
+from bench.results.dimensions import ENGINE_NAMES, MODEL_NAMES
 from bench.sweep.launch import LAUNCHERS
 from cluster.core import config
 from cluster.core.config import ROOT, Cluster

@@ -18,14 +18,16 @@ NOTEBOOK = NOTEBOOKS / "scaling.ipynb"
 PLOT = NOTEBOOKS / "cluster/plot.ipynb"
 
 
-@pytest.mark.parametrize("name", ["engines", "one-node"])
+@pytest.mark.parametrize("name", ["engines", "one-node", "two-models"])
 def test_notebook_redraws_the_plots(name: str, monkeypatch) -> None:
     monkeypatch.setenv("BENCH_RUN", str(RUNS / name))
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     NotebookClient(notebook, timeout=300, kernel_name="python3").execute()
     outputs = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
     pictures = [text for output in outputs if (text := output.get("data", {}).get("image/svg+xml"))]
-    assert len(pictures) == (6 if name == "engines" else 4)
+    assert len(pictures) == {"engines": 6, "one-node": 4, "two-models": 5}[name]
+    # The last plot has every curve: models are not joined into one line.
+    assert all(model in pictures[-1] for model in ("ResNet-50, 1G", "VGG-16, 1G")) == (name == "two-models")
     assert all("EMULATED P100" in picture and "<path" in picture for picture in pictures)
     assert any("emulated P100" in output.get("data", {}).get("text/markdown", "") for output in outputs)
 

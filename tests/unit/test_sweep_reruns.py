@@ -122,7 +122,7 @@ def test_failed_trial_has_no_figures_and_the_table_says_failed(tmp_path: Path, s
     assert trial.images_per_second is trial.step_ms is trial.breakdown_ms is trial.bus_bandwidth_gbps is None
     unsure = trial.emulation.model_copy(update={"converged": False, "check_ratio": 1.4})
     summary.show([trial.model_copy(update={"emulation": unsure})], load(tmp_path), {}, store.RunFolder(tmp_path))
-    row = next(line for line in screen.getvalue().splitlines() if "1g" in line)
+    row = next(line for line in screen.getvalue().splitlines() if "1G" in line)
     assert "FAILED: fabric0 sent" in row and "images/s" not in row and "not converged" not in row
 
 

@@ -67,9 +67,17 @@
     // A layer without a single value would have a scale without end.
     const known = (field) => rows.some((row) => !(field in row) || row[field] !== null);
     spec.spec.layer = spec.spec.layer.filter((layer) => known((layer.encoding.y || {}).field || ""));
+    const counts = [...new Set(rows.map((row) => row.nodes))].sort((a, b) => a - b);
+    if (counts.length > 1) spec.spec.layer = spec.spec.layer.filter((layer) => layer.name !== "single");
+    // The ticks that plots.count_axis sets.
+    for (const { encoding: { x } } of spec.spec.layer) {
+      if (x && x.field === "nodes" && x.type === "quantitative" && counts.length <= page.most_ticks) x.axis.values = counts;
+    }
     const chosen = current();
     const letters = Math.floor(width / 7.2);
-    spec.title.text = wrap(page.titles[name], Math.floor((width - 40) / 9.5));
+    const lines = Object.entries(page.lines[name] || {}).filter(([field]) => rows.some((row) => row[field] !== null));
+    const named = lines.length ? ` (${lines.map(([, text]) => text).join(", ")})` : "";
+    spec.title.text = wrap(page.titles[name] + named, Math.floor((width - 40) / 9.5));
     if (!chosen.caveat) spec.title.subtitleColor = page.grey;
     spec.title.subtitle = [chosen.label, chosen.caveat].filter(Boolean).flatMap((line) => wrap(line, letters));
     if (width < 500 && name === "variants") eachLegend(spec, (legend) => { legend.columns = 1; });
@@ -107,6 +115,50 @@
       window.charts[name] = { view: result.view, rows: rows.length };
     }
     window.ready = true;
+  }
+
+  function element(kind, name, ...content) {
+    const made = document.createElement(kind);
+    if (name) made.className = name;
+    made.append(...content);
+    return made;
+  }
+
+  // The verdict, its reason, the cards and the findings of the chosen family, as the template writes those of the first.
+  function fillVerdict() {
+    const chosen = current();
+    const verdict = document.getElementById("verdict");
+    verdict.dataset.limit = chosen.limit;
+    verdict.replaceChildren(...chosen.parts.map((part) => {
+      if (!part.key) return part.text;
+      const figure = element("b", part.source, part.text);
+      figure.dataset.key = part.key;
+      figure.dataset.value = part.value;
+      if (part.source === "predicted") figure.title = "predicted, not measured";
+      return figure;
+    }));
+    const why = document.getElementById("why");
+    why.textContent = chosen.findings[0] || "";
+    why.hidden = !chosen.findings.length;
+    const list = document.querySelector("ul.findings");
+    list.replaceChildren(...chosen.findings.slice(1).map((line) => element("li", "", line)));
+    list.hidden = chosen.findings.length < 2;
+    const cards = document.querySelector(".cards");
+    cards.replaceChildren(...chosen.cards.map((card) => {
+      const made = element("div", "card", element("div", "name", card.title),
+        element("div", "big", `${card.big} `, element("small", "", card.unit)));
+      made.dataset.fabric = card.fabric;
+      if (card.share !== null) {
+        const bar = element("i", "");
+        bar.style.width = `${card.width}%`;
+        bar.style.setProperty("--tone", card.tone);
+        made.append(element("div", "track", bar));
+      }
+      made.append(element("div", "facts", card.facts));
+      return made;
+    }));
+    cards.hidden = !chosen.cards.length;
+    document.getElementById("headline").textContent = chosen.headline;
   }
 
   function fillTable() {
@@ -163,7 +215,7 @@
     waiting = setTimeout(draw, 150);
   });
   dark.addEventListener("change", draw);
-  if (family) family.addEventListener("change", () => { fillBatches(); fillTable(); draw(); });
+  if (family) family.addEventListener("change", () => { fillVerdict(); fillBatches(); fillTable(); draw(); });
   batch.addEventListener("change", draw);
   draw();
 })();
