@@ -147,7 +147,7 @@ class Root:
         self._change("destroy", progress, [])
 
     def output(self) -> contract.Contract:
-        return read_output(self.state, self._terraform)
+        return read_output(self.state)
 
 
 def rename_tools(path: Path) -> None:
@@ -161,7 +161,8 @@ def rename_tools(path: Path) -> None:
             write_file(path, after)
 
 
-def read_output(state: State, terraform: Terraform | None = None) -> contract.Contract:
+def read_output(state: State) -> contract.Contract:
+    """The output of the last apply. It is read from Terraform's state, as `terraform output` does."""
     deploy = f"`make deploy ENV={state.env}`"
     if not state.tfstate.exists() and state.cluster_file.exists():
         raise InfraError(f"ENV={state.env}: {state.tfstate} is missing; {deploy} finds the nodes that still run")
@@ -169,10 +170,8 @@ def read_output(state: State, terraform: Terraform | None = None) -> contract.Co
         raise InfraError(f"ENV={state.env}: nothing is deployed; run {deploy}")
     if damaged := tfstate.damage(state.tfstate):
         raise UserError(f"ENV={state.env}: {damaged}; {deploy} finds the nodes that still run")
-    if terraform is None:
-        os.environ.update(state.environment())
-        terraform = Terraform(working_dir=str(state.dir), terraform_bin_path=str(terraform_binary()))
-    values = terraform.output(state=str(state.tfstate)) or {}
-    if "cluster" not in values:
+    if (value := tfstate.output(tfstate.read(state.tfstate))) is None:
         raise InfraError(f"ENV={state.env}: no finished deployment; run {deploy}")
-    return contract.parse(values["cluster"]["value"])
+    # What this command starts from now on carries its marks, so that a later one can end what is left of it.
+    os.environ.update(state.environment())
+    return contract.parse(value)

@@ -11,7 +11,7 @@ from standins import podman
 
 from cluster import recovery, terraform
 from cluster.core import config, state, tfstate
-from cluster.core.errors import UserError
+from cluster.core.errors import InfraError, UserError
 from cluster.core.progress import Progress
 from cluster.core.state import State
 from cluster.providers.local import machine, node, provider
@@ -211,6 +211,13 @@ def test_damaged_state_gives_one_line(live: Environment, content: str) -> None:
     with pytest.raises(UserError, match=r"^ENV=try: terraform.tfstate is damaged: .*`make deploy ENV=try` finds"):
         terraform.read_output(live.state)
     assert tfstate.damage(live.state.tfstate)
+
+
+@pytest.mark.parametrize("content", ["", EMPTY, '{"version": 4, "outputs": {"cluster": {"value": null}}}'])
+def test_state_without_a_deployment_gives_one_line(live: Environment, content: str) -> None:
+    live.state.tfstate.write_text(content)
+    with pytest.raises(InfraError, match=r"^ENV=try: no finished deployment; run `make deploy ENV=try`$"):
+        terraform.read_output(live.state)
 
 
 def test_addresses_are_those_of_terraforms_module() -> None:
