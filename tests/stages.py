@@ -147,10 +147,12 @@ class Run:
         self.waiting.remove(stage)
         self.logs.mkdir(parents=True, exist_ok=True)
         log = (self.logs / f"{re.sub('[^a-z0-9]+', '-', stage.name.lower())}.log").open("wb")
+        # Measuring stages never run side by side, and what the others deploy need not wait for them.
+        own = {} if stage.measures else {"HOROVOD_CLUSTER_MACHINE_LOCK": f"{log.name}.lock"}
         process = subprocess.Popen(
             stage.argv,
             cwd=self.cwd,
-            env={**self.env, **stage.env},
+            env={**self.env, **own, **stage.env},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

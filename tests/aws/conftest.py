@@ -35,7 +35,12 @@ def moto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with (folder / "log").open("w") as log:
         command = [sys.executable, Path(__file__).parent / "moto_server.py", port]
         server = subprocess.Popen(command, stdout=log, stderr=log)
+    # The addresses of simulated instances belong to others: nothing may connect to them. The nodes seem idle and empty.
+    (folder / "bin").mkdir()
+    (folder / "bin/ssh").write_text('#!/bin/sh\ncase "$*" in *find*) echo 0 0 ;; esac\n')
+    (folder / "bin/ssh").chmod(0o755)
     values = {
+        "PATH": f"{folder / 'bin'}:{os.environ['PATH']}",
         "AWS_ACCESS_KEY_ID": "testing",
         "AWS_SECRET_ACCESS_KEY": "testing",
         "AWS_EC2_METADATA_DISABLED": "true",

@@ -63,7 +63,7 @@ def leftovers(name: str) -> list[str]:
 def remove(*names: str) -> None:
     for name in names:
         if (ROOT / "inventories" / name).exists():
-            cluster("destroy", env=name, ok=False)
+            cluster("destroy", "--yes", env=name, ok=False)
             shutil.rmtree(ROOT / "inventories" / name)
         shutil.rmtree(ROOT / "results" / name, ignore_errors=True)
 
