@@ -7,7 +7,7 @@ import threading
 import time
 from pathlib import Path
 from subprocess import PIPE, Popen, TimeoutExpired
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from bench.plan import unfold
 from bench.plan.unfold import PointGroup
@@ -107,7 +107,10 @@ class Attempt:
         interface, link = self.launch.interface, self.sweep.link
         trial = record.trial(point, main, check, compute, interface, self.launch_s, self.started, link, self.nccl)
         steps = self.sweep.folder.write_steps(point.id, main.ranks)
-        found = {"log": self.log, "step_times": steps, "settings": self.sweep.settings(point)}
+        found: dict[str, Any] = {"log": self.log, "step_times": steps, "settings": self.sweep.settings(point)}
+        if trial.error and (others := self.sweep.executor.foreign(self.launch)):
+            found["error"] = f"{trial.error}; other work on the nodes: {'; '.join(others)}"
+            found["error_node"] = others[0].partition(":")[0]
         self.sweep.save(trial.model_copy(update=found))
         del self.points[point.id]
 

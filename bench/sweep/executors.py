@@ -10,6 +10,7 @@ import zlib
 from typing import Protocol
 
 from bench.plan import unfold
+from bench.sweep import foreign
 from bench.sweep import launch as launchers
 from bench.sweep.launch import Launch, SpecFile
 from bench.worker.protocol import Spec
@@ -34,6 +35,7 @@ class Executor(Protocol):
     def install(self, names: list[str], spec: Spec) -> SpecFile: ...
     def restore(self, names: list[str]) -> None: ...
     def argv(self, launch: Launch) -> list[str]: ...
+    def foreign(self, launch: Launch) -> list[str]: ...
 
 
 def install_worker(contract: Contract, names: list[str], more: dict[str, bytes] | None = None) -> None:
@@ -75,6 +77,10 @@ class SshExecutor:
         inner = ["python3", worker_files.folder(), "supervise", launch.run, ",".join(launch.hosts)]
         return ssh.as_training_account(self.contract, launch.hosts[0], [*inner, *launchers.argv(launch)])
 
+    def foreign(self, launch: Launch) -> list[str]:
+        """Which other work runs on the launch's nodes, one text per node."""
+        return foreign.find(self.contract, launch.hosts, launch.run)
+
 
 class GpulabExecutor:
     """Runs each launch as a set of jobs. Their image contains the worker, which must have our version."""
@@ -104,6 +110,10 @@ class GpulabExecutor:
         return SpecFile("/tmp/bench-spec.json", hashlib.sha256(self.spec).hexdigest())  # noqa: S108 (in the job)
 
     def restore(self, names: list[str]) -> None: ...
+
+    def foreign(self, launch: Launch) -> list[str]:
+        """A job has its machine, or its share of one, to itself."""
+        return []
 
     def spec_variables(self, path: str) -> dict[str, str]:
         """The spec in parts for gpulab_job.py: variables are the only way to pass a file to a job."""
