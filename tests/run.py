@@ -42,7 +42,7 @@ LINT = {
 # make test-cuda runs them: too large for every run.
 ON_REQUEST = ("horovod/cuda", "nvidia_driver/forced")
 MEASURING_ROLES = ("fabric", "jupyterlab", "monitoring")
-FAST_ROLES = ("ssh", "mpi", "data")
+FAST_ROLES = ["ssh", "mpi", "data"]
 FAST_SWEEP = [
     f"tests/e2e/test_sweep.py::test_{name}"
     for name in ("measured_steps_agree_with_the_network_rate", "report_marks_results_as_emulated")
@@ -96,15 +96,21 @@ def terraform() -> list[Stage]:
 def molecule(chosen: list[str]) -> list[Stage]:
     argv = (str(BIN / "python"), "tests/molecule/run.py")
     return [
-        Stage(f"molecule {key}", (*argv, key), 60, 0.5, key in MEASURING_ROLES, after="images", needs_root=True)
+        Stage(f"molecule {key}", (*argv, key), 60, 0.5, key in MEASURING_ROLES, images_of(key), needs_root=True)
         for key in chosen
     ]
 
 
-def images(*chosen: str) -> Stage:
-    """Every image that later stages boot, made once."""
-    argv = (str(BIN / "python"), "tests/molecule/run.py", "--images", *chosen)
-    return Stage("images", argv, seconds=240, needs_root=True)
+def images_of(key: str) -> str:
+    return "images of trixie" if key.endswith("/trixie") else "images"
+
+
+def images(chosen: list[str]) -> list[Stage]:
+    """Every image that later stages boot, made once. Those of the second Debian are made meanwhile."""
+    argv = (str(BIN / "python"), "tests/molecule/run.py", "--images")
+    found = {name: [key for key in chosen if images_of(key) == name] for name in map(images_of, chosen)}
+    seconds = {"images": 240}
+    return [Stage(name, (*argv, *keys), seconds.get(name, 40), needs_root=True) for name, keys in found.items()]
 
 
 def booting(name: str, *words: str, seconds: float, slots: float = 1, measures: bool = False) -> Stage:
@@ -112,8 +118,9 @@ def booting(name: str, *words: str, seconds: float, slots: float = 1, measures: 
 
 
 def everything() -> list[Stage]:
+    roles = [key for key in scenarios()[::-1] if key not in ON_REQUEST]
     return [
-        images(),
+        *images(roles),
         # They compare times, so only a stage that mostly waits runs beside them.
         booting("sweep", "tests/e2e/test_sweep.py", seconds=200, slots=1.5, measures=True),
         booting("data", "tests/e2e/test_data.py", seconds=70, slots=1.5, measures=True),
@@ -121,7 +128,7 @@ def everything() -> list[Stage]:
         booting("gpulab", "tests/testbeds/test_gpulab_jobs.py", seconds=180, measures=True),
         booting("virtual wall", "tests/testbeds/test_virtualwall.py", seconds=180, measures=True),
         booting("bare metal", "tests/e2e/test_baremetal.py", seconds=100, measures=True),
-        *molecule([key for key in scenarios()[::-1] if key not in ON_REQUEST]),
+        *molecule(roles),
         booting("end to end", "tests/e2e/test_cluster.py", seconds=140),
         Stage("testbeds", pytest("tests/testbeds", *ignored("gpulab_jobs", "virtualwall")), seconds=60, slots=0.5),
         Stage("aws", pytest("tests/aws"), seconds=106, slots=0.5),
@@ -138,9 +145,9 @@ def ignored(*names: str) -> list[str]:
 
 def fast() -> list[Stage]:
     return [
-        images(*FAST_ROLES),
+        *images(FAST_ROLES),
         booting("deploy and sweep", *FAST_SWEEP, seconds=60, slots=1.5, measures=True),
-        *molecule(list(FAST_ROLES)),
+        *molecule(FAST_ROLES),
         *check(),
         *terraform(),
     ]
