@@ -24,7 +24,7 @@ BLOCK = 1 << 20
 
 
 class Message(TypedDict):
-    msg: dict[str, str]
+    msg: dict[str, str | int]
 
 
 def role_variables(state: State, node: str) -> dict[str, str]:
@@ -37,7 +37,8 @@ def role_variables(state: State, node: str) -> dict[str, str]:
     if done.returncode:
         reason = " ".join(done.stdout.split()) or done.stderr
         raise InfraError(f"ansible: cannot read the variables of {node}: {reason}")
-    return files.answer(done.stdout.partition("=>")[2], f"ansible: variables of {node}", Message)["msg"]
+    found = files.answer(done.stdout.partition("=>")[2], f"ansible: variables of {node}", Message)["msg"]
+    return {name: str(value) for name, value in found.items()}
 
 
 def push(folder: Path, env: str, name: str, progress: Progress) -> str:
