@@ -16,7 +16,8 @@ from cluster.core import config, files
 from cluster.core.config import ROOT
 from cluster.core.errors import InfraError, UserError
 from cluster.core.state import CACHE
-from cluster.providers.local import claims, machine
+from cluster.providers import neighbours
+from cluster.providers.local import machine
 from cluster.providers.local.machine import Machine, podman
 from cluster.providers.local.provider import podman_settings
 
@@ -83,14 +84,14 @@ def clean_images(here: Machine, settings: Mapping[str, str]) -> int:
 def image_user(here: Machine, image: str, settings: Mapping[str, str]) -> str:
     for container in here.containers:
         if container.image == image:
-            return f"{claims.environment_of(container.owner)} runs {container.name} from it"
+            return f"{neighbours.environment_of(container.owner)} runs {container.name} from it"
     others = [row["Names"][0] for row in machine.container_rows(settings) if row["ImageID"] == image]
     return f"the container {others[0]} uses it" if others else ""
 
 
 def clean_packages(here: Machine, settings: Mapping[str, str]) -> int:
     """Remove downloads and compiled wheels. A deployed cluster may need them again to repair or add a node."""
-    users = {one.owner for one in here.containers} | claims.deployed().keys()
+    users = {one.owner for one in here.containers} | neighbours.deployed().keys()
     own = {f"{ROOT.resolve()}/.state/{Path(user).name}" for user in users}
     mounted = mounts(settings)
     current = {wheelhouse.folder(name, release) for name in wheelhouse.LOCKS for release in config.PYTHONS}
@@ -100,7 +101,7 @@ def clean_packages(here: Machine, settings: Mapping[str, str]) -> int:
         if folder in mounted:
             reason = f"the container {mounted[folder]} uses it"
         elif users and not stale:
-            reason = f"{claims.environment_of(min(users))} is deployed and may need it for a repair"
+            reason = f"{neighbours.environment_of(min(users))} is deployed and may need it for a repair"
         else:
             removed += size(folder)
             shutil.rmtree(folder) if folder.is_dir() else folder.unlink()

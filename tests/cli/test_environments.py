@@ -170,3 +170,16 @@ def test_copy_that_cannot_work_is_refused(project: Project, machine: Path, words
     assert problem in done.stderr
     assert done.stderr.count("\n") == 1
     assert sorted(project.folder.glob("inventories/**")) == before
+
+
+@pytest.mark.parametrize(("provider", "name"), [("aws", "aws"), ("virtualwall", "horovod")])
+def test_name_of_a_deployed_cluster_of_the_same_provider_is_refused(
+    project: Project, machine: Path, provider: str, name: str
+) -> None:
+    state = project.folder / ".state/first"
+    state.mkdir(parents=True)
+    (state / "cluster.yml").write_text(project.run("cluster", "--env", provider, "config").stdout)
+    done = project.run("cluster", "--env", provider, "deploy")
+    assert done.returncode == 2
+    assert f"cluster.name: {name} is in use by ENV=first;" in done.stderr
+    assert not (project.folder / ".state" / provider).exists()

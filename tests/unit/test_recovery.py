@@ -14,6 +14,7 @@ from cluster.core import config, state, tfstate
 from cluster.core.errors import InfraError, UserError
 from cluster.core.progress import Progress
 from cluster.core.state import State
+from cluster.providers import neighbours
 from cluster.providers.local import machine, node, provider
 from cluster.providers.local.provider import Local
 
@@ -79,7 +80,7 @@ class Environment:
 def live(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Environment:
     for name, value in podman.install(tmp_path / "machine").items():
         monkeypatch.setenv(name, value)
-    for module in (config, state, provider.claims):
+    for module in (config, state, provider.claims, neighbours):
         monkeypatch.setattr(module, "ROOT", tmp_path)
     # The count of a deployment that can be read comes from Terraform itself.
     monkeypatch.setattr(recovery, "read_output", lambda _: pytest.fail("asked Terraform"))

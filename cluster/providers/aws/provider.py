@@ -17,7 +17,7 @@ from cluster.core import files, prices, sections
 from cluster.core.contract import Contract
 from cluster.core.errors import InfraError, UserError
 from cluster.core.progress import Progress
-from cluster.providers import ssh_server
+from cluster.providers import neighbours, ssh_server
 from cluster.providers.base import Check, NodeState, Provider, Survivor
 
 TAG = "HorovodCluster"
@@ -60,6 +60,7 @@ class Aws(Provider):
         return [{"Name": f"tag:{TAG}", "Values": [self.cluster.name]}]
 
     def check(self) -> None:
+        neighbours.refuse_shared_name(self.state, self.cluster)
         for cidr in self.cluster.admin_cidrs:
             if any(ipaddress.ip_network(cidr).overlaps(example) for example in EXAMPLE_NETWORKS):
                 raise UserError(f"cluster.admin_cidrs: {cidr} is an example network; use the network you work from")

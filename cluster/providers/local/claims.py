@@ -5,13 +5,13 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 
 from cluster.core import config
 from cluster.core.config import ROOT, Cluster
 from cluster.core.errors import UserError
 from cluster.core.state import State
 from cluster.providers.local.machine import Machine, Network4, owner_of
+from cluster.providers.neighbours import deployed, environment_of
 
 # Where free subnets are looked for. The tests of this project use others.
 POOLS = ("10.96.0.0/11", "172.16.0.0/12", "192.168.0.0/16")
@@ -23,26 +23,6 @@ class Claim:
 
     subnet: Network4
     holder: str
-
-
-def environment_of(owner: str) -> str:
-    """The words for a state folder: ENV=name, with its checkout if that is not this one."""
-    folder = Path(owner)
-    checkout = folder.parent.parent
-    where = "" if checkout == ROOT.resolve() else f" of {checkout}"
-    gone = "" if folder.exists() else ", whose state folder is gone"
-    return f"ENV={folder.name}{where}{gone}" if folder.parent.name == ".state" else owner
-
-
-def deployed() -> dict[str, Cluster]:
-    """Environments of this checkout that are deployed: state folder -> the cluster as deployed."""
-    found = {}
-    for path in sorted(ROOT.glob(".state/*/cluster.yml")):
-        try:
-            found[owner_of(path.parent)] = config.read(path)
-        except UserError:
-            continue
-    return found
 
 
 def configured() -> list[Cluster]:

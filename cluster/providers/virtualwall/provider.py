@@ -10,6 +10,7 @@ from cluster.core import files, sections
 from cluster.core.contract import Contract
 from cluster.core.errors import InfraError, UserError
 from cluster.core.progress import Progress
+from cluster.providers import neighbours
 from cluster.providers.base import Check, NodeState, Provider, Survivor
 from cluster.providers.testbed import certificate_check
 from cluster.providers.virtualwall.experiment import Experiment
@@ -21,6 +22,9 @@ class VirtualWall(Provider):
     @property
     def experiment(self) -> Experiment:
         return Experiment(self.cluster.name, self.section, self.state.dir)
+
+    def check(self) -> None:
+        neighbours.refuse_shared_name(self.state, self.cluster)
 
     def prepare(self, progress: Progress) -> None:
         key = Path(self.section.ssh_key).expanduser()
