@@ -145,6 +145,8 @@ def show_validation(result: dict[str, Any]) -> None:
     if result["share"]:
         path, nodes = result["share"]["path"], ", ".join(result["share"]["read_on"])
         console.print(f"share {path}: written by the head, read on {nodes}")
+    for warning in result["warnings"]:
+        console.print(f"warning: {warning}")
 
 
 def next_steps(env: str, contract: Contract, has_lab: bool) -> None:
@@ -226,7 +228,8 @@ def destroy(env: str, yes: bool = False) -> None:
         if state.tfstate.exists() and not tfstate.damage(state.tfstate):
             with progress.phase("terraform destroy"):
                 Root(state, cluster, provider).destroy(progress)
-        with progress.phase("remove leftovers"):
+        what = f"what is left of {cluster.name}"
+        with progress.phase("remove leftovers"), progress.part("leftovers", what):
             state.prepare(new_key=True)
             provider.remove_leftovers()
             end_leftovers(state.dir)

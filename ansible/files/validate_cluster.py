@@ -1,17 +1,22 @@
 """Validates the cluster from its head: every node is reachable over the fabric, each ring neighbour gets its rate, MPI
 sums correctly, and every node reads what the head writes to the share.
 
+On a shaped fabric all nodes share one machine. If that machine is too busy, a link is slow although nothing is wrong
+with it. A slow link is then only a warning, if three things show that the link itself has its rate: judge().
+
 Prints JSON. Exits with 1 and one line that names the node if a check fails.
 """
 
 import argparse
 import json
+import re
 import secrets
 import shlex
 import socket
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 TOLERANCE = 0.10
@@ -28,6 +33,72 @@ end=$(($(date +%s) + TIMEOUT))
 until found=$(cat "$file" 2>/dev/null) || [ "$(date +%s)" -ge $end ]; do sleep 0.3; done
 echo "share $OMPI_COMM_WORLD_RANK $found"
 """.replace("TIMEOUT", str(SHARE_TIMEOUT))
+# The share of the rate that even a busy machine sends without a break.
+LOW_SHARE = 0.1
+# How long a link must keep its rate: longer than the burst that a token bucket usually lets through.
+PEAK_MS = 40
+PROBE_SECONDS = 2
+PROBE_TRIES = 3
+# Set by roles/fabric: it limits what a node receives.
+INGRESS = "ifbfabric"
+READ_SHAPERS = r"""
+PATH=/usr/sbin:$PATH
+found=$(tc qdisc show | sed -n 's/^qdisc tbf [^ ]* dev \([^ ]*\) root.* rate \([^ ]*\) .*/\1=\2/p' | tr '\n' ' ')
+echo "shapers $OMPI_COMM_WORLD_RANK $found"
+"""
+# One rank sends to the other through the kernel's buffers, which need no CPU time of ours to empty. The other reads the
+# time at which the kernel received each part, so that a late reader does not look like a slow link. Prints
+# the mean payload rate in Gbit/s and the highest that lasted for the given time.
+PROBE = """
+import os, socket, struct, sys, time
+SO_TIMESTAMPNS = 35
+sender_rank, receiver, port = sys.argv[1], sys.argv[2], int(sys.argv[3])
+seconds, window = float(sys.argv[4]), float(sys.argv[5])
+if os.environ["OMPI_COMM_WORLD_RANK"] == sender_rank:
+    give_up = time.monotonic() + 30
+    while True:
+        try:
+            link = socket.create_connection((receiver, port), timeout=5)
+            break
+        except OSError:
+            if time.monotonic() > give_up:
+                raise
+            time.sleep(0.1)
+    block, end = bytes(1 << 20), time.monotonic() + seconds
+    link.settimeout(30)
+    while time.monotonic() < end:
+        link.sendall(block)
+    link.close()
+else:
+    server = socket.create_server(("", port))
+    server.settimeout(30)
+    link = server.accept()[0]
+    link.settimeout(30)
+    link.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
+    buffer, samples, total = bytearray(1 << 16), [], 0
+    while True:
+        count, extra, _, _ = link.recvmsg_into([buffer], 64)
+        if not count:
+            break
+        total += count
+        for _, kind, data in extra:
+            if kind == SO_TIMESTAMPNS:
+                whole, part = struct.unpack("qq", data[:16])
+                samples.append((whole + part * 1e-9, total))
+    # Token buckets on the way start full.
+    samples = [sample for sample in samples if sample[0] > samples[0][0] + 0.2]
+    best, later = 0.0, 0
+    for begin, before in samples:
+        while later < len(samples) and samples[later][0] < begin + window:
+            later += 1
+        if later == len(samples):
+            break
+        moment, after = samples[later]
+        best = max(best, 8e-9 * (after - before) / (moment - begin))
+    (begin, before), (moment, after) = samples[0], samples[-1]
+    print("probe", 8e-9 * (after - before) / (moment - begin), best)
+"""
+PROBE_PORT = 30499
 
 
 def wire_overhead(interface):
@@ -60,22 +131,126 @@ def write_token(share):
         time.sleep(0.3)
 
 
+def mpirun(nodes, *words):
+    argv = ["mpirun", "-H", ",".join(f"{node}:1" for node in nodes), *words]
+    try:
+        return subprocess.run(argv, capture_output=True, text=True, timeout=MPI_TIMEOUT)
+    except subprocess.TimeoutExpired:
+        return subprocess.CompletedProcess(argv, -1, "", f"timed out after {MPI_TIMEOUT} s")
+
+
 def measure(nodes, low, high, file):
     """Run mpi-hello on all nodes. Returns its result, what each node read from the share, and the problem."""
     # Reset the rate first: a killed sweep leaves its own rate, and a connection keeps the packet size it started with.
     read = f"file={shlex.quote(str(file))}{READ_SHARE}" if file else ""
     command = f'sudo -n /usr/local/sbin/fabric-rate reset; {read}exec mpi-hello "$@"'
     words = [str(MEASURE_MS), f"{low:.6f}", f"{high:.6f}", str(TRIES)]
-    argv = ["mpirun", "-H", ",".join(f"{node}:1" for node in nodes), "sh", "-c", command, "mpi-hello", *words]
     try:
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=MPI_TIMEOUT)
+        done = mpirun(nodes, "sh", "-c", command, "mpi-hello", *words)
         lines = done.stdout.splitlines()
         seen = {nodes[int(line.split()[1])]: line.split()[2:] for line in lines if line.startswith("share ")}
         return json.loads("".join(line for line in lines if line.startswith("{"))), seen, ""
-    except subprocess.TimeoutExpired:
-        return None, {}, f"MPI: mpi-hello timed out after {MPI_TIMEOUT} s"
     except json.JSONDecodeError:
         return None, {}, f"MPI: mpi-hello failed: {' '.join(done.stderr.split())[-400:]}"
+
+
+def gbps_of(text):
+    """1Gbit or 100Mbit, as tc prints a rate."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([KMGT]?)bit", text)
+    return float(match[1]) * {"": 1e-9, "K": 1e-6, "M": 1e-3, "G": 1, "T": 1e3}[match[2]] if match else None
+
+
+def read_shapers(nodes, interface):
+    """Configured rates in Gbit/s, sending and receiving, of every node; None where nothing is configured."""
+    found = dict.fromkeys(nodes, (None, None))
+    for line in mpirun(nodes, "sh", "-c", READ_SHAPERS).stdout.splitlines():
+        word, _, rest = line.partition(" ")
+        rank, *shapers = rest.split() or [""]
+        if word == "shapers" and rank.isdigit():
+            rates = dict(shaper.split("=") for shaper in shapers)
+            found[nodes[int(rank)]] = tuple(gbps_of(rates.get(device, "")) for device in (interface, INGRESS))
+    return found
+
+
+def probe(nodes, row, rate):
+    """Mean and highest payload rate of a link. rate: what fabric-rate does on both nodes before."""
+    # In the order of all nodes: mpirun gives rank 0 to the node it runs on.
+    pair = [node for node in nodes if node in (row["node"], row["to"])]
+    command = f'sudo -n /usr/local/sbin/fabric-rate {rate}; exec "$@"'
+    words = [sys.executable, "-c", PROBE, str(pair.index(row["node"])), row["to"]]
+    numbers = map(str, (PROBE_PORT, PROBE_SECONDS, PEAK_MS / 1000))
+    found = re.findall(
+        r"^probe (\S+) (\S+)$", mpirun(pair, "sh", "-c", command, "probe", *words, *numbers).stdout, re.M
+    )
+    return tuple(map(float, found[0])) if found else (0.0, 0.0)
+
+
+def at_low_rate(nodes, row, rate, overhead):
+    """Rate on the wire while both nodes are limited to a rate that a busy machine reaches."""
+    found = 0.0
+    try:
+        for _ in range(PROBE_TRIES):
+            found = overhead * probe(nodes, row, f"set {rate * 1000:g}")[0]
+            if abs(found / rate - 1) <= TOLERANCE:
+                break
+    finally:
+        mpirun(nodes, "sudo", "-n", "/usr/local/sbin/fabric-rate", "reset")
+    return found
+
+
+def at_full_rate(nodes, row, rate, overhead):
+    """The highest rate on the wire that a link kept for PEAK_MS."""
+    best = 0.0
+    for _ in range(PROBE_TRIES):
+        best = max(best, overhead * probe(nodes, row, "reset")[1])
+        if best >= (1 - TOLERANCE / 2) * rate:
+            break
+    return best
+
+
+def wrong_rate(row, rate):
+    wire = f"{row['wire_gbps']:.2f} Gbit/s on the wire"
+    return f"{row['node']} to {row['to']}: {wire}, expected {rate:g} within {TOLERANCE:.0%}"
+
+
+def judge(row, rate, shapers, measure_low, measure_peak):
+    """Whether the machine or the fabric made a link slow: (problem, warning), of which one is empty.
+
+    shapers: configured rates by node; measure_low: returns the rate on the wire at LOW_SHARE of the rate; measure_peak:
+    returns the highest for PEAK_MS. A link throttled elsewhere never reaches its rate, busy machine or not.
+    """
+    slow = wrong_rate(row, rate)
+    for node in (row["node"], row["to"]):
+        for direction, found in zip(("sending", "receiving"), shapers[node], strict=True):
+            if found is None or abs(found / rate - 1) > 0.01:
+                text = "not limited" if found is None else f"limited to {found:g} Gbit/s"
+                return f"{slow}; {direction} on {node} is {text}; run `make deploy`", ""
+    low, low_gbps = LOW_SHARE * rate, measure_low()
+    if abs(low_gbps / low - 1) > TOLERANCE:
+        return f"{slow}; limited to {low:g} Gbit/s it is {low_gbps:.3f}, so the machine's load is not the reason", ""
+    peak_gbps = measure_peak()
+    if peak_gbps < (1 - TOLERANCE) * rate:
+        return f"{slow}; at most {peak_gbps:.2f} for {PEAK_MS} ms, so the machine's load is not the reason", ""
+    proof = f"the link reaches {peak_gbps:.2f} for {PEAK_MS} ms and {low_gbps:.3f} when limited to {low:g}"
+    return "", f"{slow}: this machine is busy; both nodes are limited to {rate:g}, {proof}"
+
+
+def check_rates(ring, nodes, rate, shaped, interface, overhead):
+    """Problems and warnings of the ring's rates; marks rows whose rate does not describe the link."""
+    problems, warnings, shapers = [], [], None
+    for row in ring:
+        if abs(row["wire_gbps"] / rate - 1) <= TOLERANCE:
+            continue
+        problem, warning = wrong_rate(row, rate), ""
+        if shaped and row["wire_gbps"] < rate:
+            shapers = shapers or read_shapers(nodes, interface)
+            low = partial(at_low_rate, nodes, row, LOW_SHARE * rate, overhead)
+            problem, warning = judge(row, rate, shapers, low, partial(at_full_rate, nodes, row, rate, overhead))
+        if warning:
+            row["warning"] = warning
+        problems += [problem] if problem else []
+        warnings += [warning] if warning else []
+    return problems, warnings
 
 
 def main():
@@ -83,11 +258,12 @@ def main():
     for name in ("--nodes", "--fabric", "--interface"):
         parser.add_argument(name, required=True)
     parser.add_argument("--rate-gbps", type=float, required=True)
+    parser.add_argument("--shaped", action="store_true")
     parser.add_argument("--share", default="")
     args = parser.parse_args()
     nodes = args.nodes.split(",")
     overhead = wire_overhead(args.interface)
-    ring, mpi, seen, problems = [], "not run", [], unreachable(nodes)
+    ring, mpi, seen, warnings, problems = [], "not run", [], [], unreachable(nodes)
     if not problems:
         low, high = (limit * args.rate_gbps / overhead for limit in (RETRY_BELOW, 1 + TOLERANCE))
         file, token, problem = write_token(args.share) if args.share else (None, "", "")
@@ -111,12 +287,11 @@ def main():
             neighbours = zip(nodes, nodes[1:] + nodes[:1], found["gbps"], strict=True) if len(nodes) > 1 else ()
             for a, b, gbps in neighbours:
                 ring.append({"node": a, "to": b, "gbps": gbps, "wire_gbps": round(gbps * overhead, 4)})
-                if abs(gbps * overhead / args.rate_gbps - 1) > TOLERANCE:
-                    wire = f"{gbps * overhead:.2f} Gbit/s on the wire"
-                    problems.append(f"{a} to {b}: {wire}, expected {args.rate_gbps:g} within {TOLERANCE:.0%}")
+            found = check_rates(ring, nodes, args.rate_gbps, args.shaped, args.interface, overhead)
+            problems, warnings = problems + found[0], found[1]
     result = {"ok": not problems, "fabric": args.fabric, "rate_gbps": args.rate_gbps, "ring": ring, "mpi": mpi}
     result["share"] = {"path": args.share, "read_on": seen} if args.share else None
-    print(json.dumps({**result, "problems": problems}))
+    print(json.dumps({**result, "problems": problems, "warnings": warnings}))
     if problems:
         sys.exit("; ".join(problems))
 

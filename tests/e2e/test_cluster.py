@@ -17,6 +17,7 @@ from pathlib import Path
 
 import environments
 import pytest
+import silence
 import yaml
 from environments import BIN, ROOT, contract, leftovers, podman, run
 
@@ -68,7 +69,7 @@ def test_destroy_after_a_killed_deploy_leaves_nothing(phase):
 
 
 def test_deploy_gives_validated_nodes():
-    result = json.loads(cluster("deploy", "--json").stdout.partition("{")[2].join(["{", ""]))
+    result = json.loads(cluster("deploy", "--json").stdout)
     assert result["ok"]
     assert len(result["ring"]) == 3
     assert result["mpi"].startswith("3 ranks")
@@ -76,10 +77,13 @@ def test_deploy_gives_validated_nodes():
 
 
 def test_second_deploy_changes_nothing():
-    text = cluster("deploy").stdout
-    assert "ansible changed 0 things" in text
-    log = (ROOT / f".state/{ENV}/logs/terraform.log").read_text()
-    assert "0 added, 0 changed, 0 destroyed" in log.rpartition("$ terraform apply")[2]
+    shown = silence.record([BIN / "cluster", "--env", ENV, "deploy"], terminal=True, cwd=ROOT)
+    assert shown.returncode == 0, shown.text
+    assert "ansible changed 0 things" in shown.text
+    assert silence.problems(shown) == []
+    before, _, last = (ROOT / f".state/{ENV}/logs/terraform.log").read_text().rpartition("terraform apply")
+    assert before
+    assert "0 added, 0 changed, 0 destroyed" in last
 
 
 def test_secrets_are_private_and_in_no_output():

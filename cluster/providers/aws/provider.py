@@ -127,9 +127,11 @@ class Aws(Provider):
         self.pin_host_keys(contract, progress)
         deadline = time.monotonic() + SSH_TIMEOUT
         for name, node in contract.ordered():
+            progress.now("nodes", f"waiting for SSH on node {name}")
             if not ssh_server.wait_for(node.management_address, self.cluster.ports.ssh, deadline - time.monotonic()):
                 fix = "check that cluster.admin_cidrs contains the address you connect from"
                 raise InfraError(f"node {name}: no SSH on {node.management_address}; {fix}")
+        progress.now("nodes", "")
 
     def pin_host_keys(self, contract: Contract, progress: Progress) -> None:
         """Read each node's host key from its console, which only users of the AWS account can read.
@@ -143,7 +145,7 @@ class Aws(Provider):
         for name, node in contract.ordered():
             identifier = instances[name]["InstanceId"]
             if identifier not in keys:
-                progress(f"node {name}: reading its host key from the console")
+                progress.now("nodes", f"waiting for the host key of node {name} on its console")
                 keys[identifier] = self._read_console_key(name, identifier)
             lines.append(f"{node.management_address} {keys[identifier]} {identifier}\n")
         self.state.known_hosts.write_text("".join(lines))

@@ -1,0 +1,144 @@
+"""Validation tells a busy machine from a wrong fabric. The figures were recorded on two cores."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+
+from cluster.core.config import ROOT
+
+spec = importlib.util.spec_from_file_location("validate_cluster", ROOT / "ansible/files/validate_cluster.py")
+validate = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(validate)
+
+RIGHT = {"head": (1.0, 1.0), "w1": (1.0, 1.0)}
+SHAPERS = "\n".join(
+    (
+        "shapers 1 fabric0=1Gbit ifbfabric=1Gbit ",
+        "Warning: Permanently added 'w1' to the list of known hosts.",
+        "shapers 0 fabric0=1Gbit ifbfabric=500Mbit ",
+    )
+)
+
+
+def row(wire: float) -> dict:
+    return {"node": "head", "to": "w1", "gbps": round(wire / 1.0463, 4), "wire_gbps": wire}
+
+
+def test_busy_machine_is_a_warning_with_its_reason():
+    """Twelve busy loops on two cores: the link keeps its rate for 40 ms, and a tenth of it for long."""
+    problem, warning = validate.judge(row(0.78), 1.0, RIGHT, lambda: 0.0997, lambda: 1.068)
+    assert problem == ""
+    assert warning.startswith("head to w1: 0.78 Gbit/s on the wire, expected 1 within 10%: this machine is busy")
+    assert "limited to 0.1" in warning
+
+
+@pytest.mark.parametrize(
+    ("wire", "low", "peak"),
+    [
+        pytest.param(0.300, 0.100, 0.314, id="throttled to 300 Mbit/s on a quiet machine"),
+        pytest.param(0.302, 0.100, 0.369, id="throttled to 300 Mbit/s on a busy machine"),
+        pytest.param(0.800, 0.100, 0.869, id="throttled to 800 Mbit/s on a busy machine"),
+        pytest.param(0.050, 0.050, 0.055, id="throttled below a tenth of the rate"),
+        pytest.param(0.780, 0.070, 1.010, id="loses packets at a low rate"),
+        pytest.param(0.780, 0.000, 0.000, id="nothing arrives any more"),
+    ],
+)
+def test_slow_link_is_a_problem_whatever_the_machine_does(wire, low, peak):
+    problem, warning = validate.judge(row(wire), 1.0, RIGHT, lambda: low, lambda: peak)
+    assert warning == ""
+    assert problem.startswith(f"head to w1: {wire:.2f} Gbit/s on the wire, expected 1 within 10%")
+    assert "so the machine's load is not the reason" in problem
+
+
+@pytest.mark.parametrize(
+    ("shapers", "words"),
+    [
+        ({"head": (0.5, 1.0), "w1": (1.0, 1.0)}, "sending on head is limited to 0.5 Gbit/s"),
+        ({"head": (1.0, 1.0), "w1": (1.0, 0.9)}, "receiving on w1 is limited to 0.9 Gbit/s"),
+        ({"head": (1.0, 1.0), "w1": (1.0, None)}, "receiving on w1 is not limited"),
+    ],
+)
+def test_shaper_with_another_rate_is_a_problem(shapers, words):
+    problem, warning = validate.judge(row(0.78), 1.0, shapers, pytest.fail, pytest.fail)
+    assert warning == ""
+    assert words in problem
+
+
+@pytest.fixture
+def evidence(monkeypatch):
+    """Evidence of a busy machine; counts how often it is collected."""
+    calls: list[str] = []
+
+    def record(name, value):
+        monkeypatch.setattr(validate, name, lambda *_: calls.append(name) or value)
+
+    record("at_low_rate", 0.1)
+    record("read_shapers", RIGHT)
+    record("at_full_rate", 1.03)
+    return calls
+
+
+def test_warned_row_is_marked_and_the_others_are_not(evidence):
+    ring = [row(0.78), {"node": "w1", "to": "head", "gbps": 0.956, "wire_gbps": 1.0}]
+    problems, warnings = validate.check_rates(ring, ["head", "w1"], 1.0, True, "fabric0", 1.0463)
+    assert problems == []
+    assert warnings == [ring[0]["warning"]]
+    assert "warning" not in ring[1]
+
+
+def test_links_with_their_rate_need_no_evidence(evidence):
+    assert validate.check_rates([row(0.95), row(1.04)], ["head", "w1"], 1.0, True, "fabric0", 1.0463) == ([], [])
+    assert evidence == []
+
+
+@pytest.mark.parametrize(("wire", "shaped"), [(0.78, False), (1.2, True), (1.2, False)])
+def test_native_fabric_and_link_that_is_too_fast_stay_strict(evidence, wire, shaped):
+    ring = [row(wire)]
+    problems, warnings = validate.check_rates(ring, ["head", "w1"], 1.0, shaped, "fabric0", 1.0463)
+    assert len(problems) == 1
+    assert warnings == []
+    assert "warning" not in ring[0]
+    assert evidence == []
+
+
+def test_configured_rates_are_read_from_tc(monkeypatch):
+    class Done:
+        stdout = SHAPERS
+
+    monkeypatch.setattr(validate, "mpirun", lambda *_: Done)
+    found = validate.read_shapers(["head", "w1", "w2"], "fabric0")
+    assert found == {"head": (1.0, 0.5), "w1": (1.0, 1.0), "w2": (None, None)}
+
+
+def test_rates_are_reset_even_if_the_low_measurement_dies(monkeypatch):
+    commands: list[tuple] = []
+    monkeypatch.setattr(validate, "mpirun", lambda nodes, *words: commands.append(words))
+    monkeypatch.setattr(validate, "probe", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        validate.at_low_rate(["head", "w1"], row(0.78), 0.1, 1.0463)
+    assert commands == [("sudo", "-n", "/usr/local/sbin/fabric-rate", "reset")]
+
+
+def test_probe_measures_a_link(monkeypatch, tmp_path):
+    """Both ranks on this machine; mpirun and sudo are stand-ins."""
+    tools = {
+        "mpirun": '#!/bin/sh\nshift 2\nOMPI_COMM_WORLD_RANK=0 "$@" &\nOMPI_COMM_WORLD_RANK=1 "$@"\nwait\n',
+        "sudo": "#!/bin/sh\n",
+    }
+    for name, text in tools.items():
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setattr(validate, "PROBE_SECONDS", 0.6)
+    mean, highest = validate.probe(["localhost", "w1"], {"node": "w1", "to": "localhost"}, "reset")
+    assert 0 < mean <= 1.01 * highest
+
+
+def test_probe_that_fails_found_nothing(monkeypatch):
+    class Done:
+        stdout = "mpirun was unable to start"
+
+    monkeypatch.setattr(validate, "mpirun", lambda *_: Done)
+    assert validate.probe(["head", "w1"], row(0.78), "reset") == (0.0, 0.0)
