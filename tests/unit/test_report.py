@@ -72,7 +72,6 @@ def test_binary_garbage_is_survived(tmp_path: Path) -> None:
     ("where", "value"),
     [
         (("point", "nodes"), 0),
-        (("step_ms", "median"), float("nan")),
         (("link_gbps",), -1.0),
         (("step_ms", "high"), 1e300),
     ],
@@ -86,6 +85,18 @@ def test_impossible_values_are_left_out_and_said(where: tuple[str, ...], value: 
     folder = copy("straggler", tmp_path, spoil)
     html, _ = report(folder, tmp_path)
     assert "1 line of trials.jsonl" in html and "is not possible" in html
+    assert judged(folder).limit == "straggler"
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e-300, 0.0])
+def test_step_time_that_nobody_can_measure_is_left_out_and_said(value: float, tmp_path: Path) -> None:
+    def spoil(trial: dict) -> None:
+        if trial["point"]["nodes"] == 4:
+            trial["step_ms"]["median"] = value
+
+    folder = copy("straggler", tmp_path, spoil)
+    html, _ = report(folder, tmp_path)
+    assert "1 line of trials.jsonl is not a trial" in html
     assert judged(folder).limit == "straggler"
 
 
