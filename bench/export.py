@@ -13,6 +13,7 @@ from typing import Any, get_args
 
 from pydantic import BaseModel
 
+from bench.parse import named_path
 from bench.results import dimensions
 from bench.results.points import MergedPoint
 from bench.results.runs import Run, load, print_problems
@@ -25,7 +26,9 @@ FORMATS = ("csv", "json", "mlperf", "tensorboard")
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", nargs="?", default="latest", help="a run folder, or latest (default)")
     parser.add_argument("--format", choices=FORMATS, default="csv", help="output format (default csv)")
-    parser.add_argument("--out", type=Path, metavar="PATH", help="file (tensorboard: folder); default: standard output")
+    parser.add_argument(
+        "--out", type=named_path, metavar="PATH", help="file (tensorboard: folder); default: standard output"
+    )
     parser.add_argument("--json", action="store_true", help="same as --format json")
 
 

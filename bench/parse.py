@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterable
+from pathlib import Path
 
 from cluster.core.errors import UserError, bounded
 from cluster.core.numbers import LARGEST, MOST, POSITIVE, SMALLEST
@@ -48,6 +49,13 @@ def share(text: str, flag: str) -> float:
     if value > 1:
         raise UserError(f"{flag}: {value:g} must be at most 1")
     return value
+
+
+def named_path(text: str) -> Path:
+    """For type= of an option: a path. An empty one would mean the working folder."""
+    if not text.strip():
+        raise argparse.ArgumentTypeError("empty; give the path of a file or folder")
+    return Path(text)
 
 
 def quantity(text: str, units: Iterable[str]) -> tuple[float, str] | None:

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from bench.parse import named_path
 from cluster.core import files
 from cluster.core.errors import InfraError, UserError
 from cluster.core.numbers import POSITIVE
@@ -22,12 +23,14 @@ SALVAGE_TRIES = 20
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("file", metavar="FILE", type=Path, help="timeline written by Horovod (bench sweep --timeline)")
+    parser.add_argument(
+        "file", metavar="FILE", type=named_path, help="timeline written by Horovod (bench sweep --timeline)"
+    )
     op = "collective to count (default ALLREDUCE)"
     parser.add_argument("--op", default="ALLREDUCE", choices=COLLECTIVES, help=op)
     parser.add_argument("--compute-ms", type=POSITIVE, metavar="MS", help="compute time of one step, from its trial")
     out = "also write the trace with a row that shows exposed time"
-    parser.add_argument("--out", type=Path, metavar="FILE", help=out)
+    parser.add_argument("--out", type=named_path, metavar="FILE", help=out)
     parser.add_argument("--json", action="store_true", help="print every step as JSON")
 
 

@@ -7,9 +7,9 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from typing import Any
 
+from bench.parse import named_path
 from bench.worker.shards import DataError
 from cluster.core.errors import UserError
 from cluster.core.numbers import POSITIVE, SECONDS, SEED, Number, Whole
@@ -24,21 +24,23 @@ def configure(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     make = actions.add_parser("make", help="make synthetic images with the sizes of ImageNet")
     make.add_argument("--images", type=Whole(1, 10**9), required=True, metavar="N", help="number of images")
-    make.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder of the data set")
+    make.add_argument("--out", type=named_path, required=True, metavar="DIR", help="folder of the data set")
     make.add_argument("--seed", type=SEED, default=1, help="random seed of the images (default 1)")
     make.add_argument("--shard-mb", type=SHARD_MB, default=1000, help="size of a shard in MB (default 1000)")
     shard = actions.add_parser("shard", help="pack an ImageNet folder tree into shards")
-    shard.add_argument("--imagenet", type=Path, required=True, metavar="DIR", help="folder with train/<wnid>/ and val/")
+    shard.add_argument(
+        "--imagenet", type=named_path, required=True, metavar="DIR", help="folder with train/<wnid>/ and val/"
+    )
     text = "folder for the data sets train/ and val/"
-    shard.add_argument("--out", type=Path, required=True, metavar="DIR", help=text)
+    shard.add_argument("--out", type=named_path, required=True, metavar="DIR", help=text)
     shard.add_argument("--shard-mb", type=SHARD_MB, default=1000, help="size of a shard in MB (default 1000)")
     shard.add_argument("--seed", type=SEED, default=1, help="random seed of the image order (default 1)")
     text = "file with image and class per line, for a val/ without class folders"
-    shard.add_argument("--val-labels", type=Path, metavar="FILE", help=text)
+    shard.add_argument("--val-labels", type=named_path, metavar="FILE", help=text)
     verify = actions.add_parser("verify", help="verify shards against their index and checksums")
-    verify.add_argument("folder", type=Path, metavar="DIR", help="data set: the folder with index.json")
+    verify.add_argument("folder", type=named_path, metavar="DIR", help="data set: the folder with index.json")
     push = actions.add_parser("push", help="copy shards to the head node, which serves them over the fabric")
-    push.add_argument("folder", type=Path, metavar="DIR", help="data set: the folder with index.json")
+    push.add_argument("folder", type=named_path, metavar="DIR", help="data set: the folder with index.json")
     push.add_argument("--env", default="local", help="environment to copy to (default local)")
     push.add_argument("--name", help="name of the data set on the head (default: name of DIR)")
     measure = actions.add_parser("bench", help="measure each stage; compute the cores and drives that feed the GPUs")

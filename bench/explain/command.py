@@ -11,6 +11,7 @@ from typing import Any
 from bench import words
 from bench.explain import diagnosis, roofline, verdict, weakest_link, whatif
 from bench.explain.diagnosis import LINK_FULL, Diagnosis
+from bench.parse import named_path
 from bench.results.points import MergedPoint
 from bench.results.runs import Run, find_trial, load
 from bench.results.trial import Trial
@@ -26,7 +27,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     capacity = "capacity of a stage per node, such as storage=200MB/s or decode=180images/s"
     parser.add_argument("--capacity", metavar="NAME=VALUE", action="append", default=[], help=capacity)
     parser.add_argument("--gpu", help="device for the roofline, if the trial does not name one")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="write the roofline as a .png or .svg file")
+    parser.add_argument("--plot", type=named_path, metavar="FILE", help="write the roofline as a .png or .svg file")
     parser.add_argument("--json", action="store_true", help="print everything as JSON")
 
 

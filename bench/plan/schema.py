@@ -9,7 +9,8 @@ from pydantic import AfterValidator, BeforeValidator, Field
 
 from cluster.core import files
 from cluster.core.errors import UserError
-from cluster.core.sections import Section
+from cluster.core.numbers import MOST
+from cluster.core.sections import RateGbps, Section
 
 PLANS = Path(__file__).parent / "shipped"
 
@@ -32,14 +33,16 @@ def _as_list(value: Any) -> Any:
 
 
 Unique = AfterValidator(_unique)
-Positive = Annotated[int, Field(ge=1)]
+Positive = Annotated[int, Field(ge=1, le=MOST)]
+# From a microsecond to a quarter of an hour.
+Milliseconds = Annotated[float, Field(ge=0.001, le=1e6, strict=False)]
 Engine = Literal["horovod", "horovod-mpi", "horovod-gloo", "ddp", "ps"]
 
 
 class Link(Section):
     """A link rate to emulate, in addition to the fabrics of cluster.yml."""
 
-    rate_gbps: Annotated[float, Field(gt=0, le=800, strict=False)]
+    rate_gbps: RateGbps
     burst_ms: Annotated[float, Field(gt=0, le=500, strict=False)] | None = None
 
 
@@ -49,7 +52,7 @@ class Published(Section):
     fabric: str
     nodes: Positive
     batch: Positive
-    step_ms: Annotated[float, Field(gt=0, strict=False)]
+    step_ms: Milliseconds
     source: str
 
 
@@ -88,7 +91,7 @@ class Plan(Section):
     device: str = Field(
         default="emulated:p100", description="cuda, cpu, or emulated: with k80, 1080ti, p100, v100, a100 or h100"
     )
-    compute_ms: Annotated[float, Field(gt=0, strict=False)] | None = Field(
+    compute_ms: Milliseconds | None = Field(
         default=None, description="measured compute time of one step; replaces the profile's"
     )
     slowdown: Annotated[float, Field(ge=1, le=100, strict=False)] | None = Field(
@@ -115,7 +118,9 @@ class Plan(Section):
         default="weak", description="weak: batches are per GPU; strong: batches are shared by all GPUs"
     )
     repeats: Annotated[int, Field(ge=1, le=100)] = Field(default=1, description="measurements of every point")
-    seconds: Annotated[float, Field(gt=0, strict=False)] = Field(default=20, description="time limit per point")
+    seconds: Annotated[float, Field(gt=0, le=86_400, strict=False)] = Field(
+        default=20, description="time limit per point"
+    )
     compare: list[Published] = Field(default=[], description="published figures to print beside the results")
 
 

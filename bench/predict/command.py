@@ -16,12 +16,11 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache, partial
-from pathlib import Path
 from typing import Any
 
 from bench import words
 from bench.catalogue import gpu_rates, models
-from bench.parse import TRANSPORTS, counts, numbers, transport
+from bench.parse import TRANSPORTS, counts, named_path, numbers, transport
 from bench.predict import validate
 from bench.predict.fit import Observation, fit_ceiling
 from bench.predict.inputs import (
@@ -101,12 +100,17 @@ def configure(parser: argparse.ArgumentParser) -> None:
     option("--servers", type=COUNT, help="parameter servers (default: one per node)")
     option("--ceiling-gbps", type=POSITIVE, help="real bandwidth of the transport between two nodes")
     option("--anchor", metavar="GPUS:RATE", help="fit that bandwidth from your own measurement on two or more nodes")
-    option("--calibrate", type=Path, metavar="RUN", help="fit the model to a measured run")
+    option("--calibrate", type=named_path, metavar="RUN", help="fit the model to a measured run")
     option("--fit-nodes", type=COUNT, help="with --calibrate: fit on up to this many nodes and hold out the others")
     option("--validate", action="store_true", help="compare with every published table")
-    option("--table", type=Path, metavar="CSV", help="with --validate: your own table, in the columns of hkbu-2020.csv")
+    option(
+        "--table",
+        type=named_path,
+        metavar="CSV",
+        help="with --validate: your own table, in the columns of hkbu-2020.csv",
+    )
     text = f"write a plot; the suffix is the format: {', '.join(PLOT_SUFFIXES)}"
-    option("--plot", type=Path, metavar="FILE", help=text)
+    option("--plot", type=named_path, metavar="FILE", help=text)
     option("--json", action="store_true")
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bench.parse import named_path
 from cluster.core.errors import InfraError, UserError
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", nargs="*", default=["latest"], help=text)
     text = "write and open the report of a small run that comes with the package (into results/example)"
     parser.add_argument("--example", action="store_true", help=text)
-    parser.add_argument("--out", type=Path, metavar="DIR", help="output folder (default: the run folder)")
+    parser.add_argument("--out", type=named_path, metavar="DIR", help="output folder (default: the run folder)")
     parser.add_argument("--plots", metavar="FORMATS", help="also write each plot: png, svg or png,svg (into DIR/plots)")
     parser.add_argument("--json", action="store_true", help="print the verdict and the files written as JSON")
 

@@ -83,16 +83,18 @@ def run_folders() -> list[Path]:
 
 
 def find_run(text: str, field: str = "RUN") -> Path:
-    """Resolve RUN (or the option `field`): a run folder, a trials file, or `latest`."""
-    if text == "latest":
-        if folders := run_folders():
-            return folders[-1]
-        where = f"no run under {store.RESULTS.name}/ yet"
-        raise UserError(f"{field}: {where}; start one with `make bench`, or name a run folder")
+    """Resolve RUN (or the option `field`): a run folder, a trials file, `latest`, or `results/<env>/latest`."""
     path = Path(text)
+    if path.name == "latest" and not path.exists():
+        inside = path.parent.resolve()
+        folders = [one for one in run_folders() if text == "latest" or one.resolve().parent == inside]
+        if folders:
+            return folders[-1]
+        where = f"no run under {store.RESULTS.name if text == 'latest' else path.parent}/ yet"
+        raise UserError(f"{field}: {where}; start one with `make bench`, or name a run folder")
     if path.is_file():
         return path
-    if not path.exists():
+    if not text or not path.exists():
         raise UserError(f"{field}: {text} does not exist; name a run folder (results/<env>/<run>) or `latest`")
     if not (path / TRIALS).is_file():
         raise UserError(f"{field}: {text} is not a run: it has no {TRIALS}; name a folder like results/<env>/<run>")

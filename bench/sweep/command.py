@@ -50,8 +50,9 @@ def run(args: argparse.Namespace) -> int:
     state = State(args.env)
     cluster = state.cluster()
     if args.dry_run:
-        contract = read_output(state) if state.tfstate.exists() else None
-        available = executors.size(contract, cluster) if contract else max(*plan.nodes, cluster.nodes)
+        deployed = state.tfstate.exists()
+        contract = read_output(state) if deployed else cluster.planned()
+        available = executors.size(contract, cluster) if deployed else cluster.most_nodes()
         check.check(plan, contract, available, cluster.gpus_per_node)
         return dry_run(plan, contract, tuning.load(args.env), args.json)
     with state.locked():
@@ -61,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
 def measure(args: argparse.Namespace, plan: Plan, name: str, state: State) -> int:
     cluster = state.cluster()
     if not state.tfstate.exists():
-        check.check(plan, None, max(plan.nodes), cluster.gpus_per_node)
+        check.check(plan, cluster.planned(), cluster.most_nodes(), cluster.gpus_per_node)
         if not args.fresh:
             run_folder.open_run(args.env, name, plan)
         console.print(f"nothing is deployed; deploying {max(cluster.nodes, *plan.nodes)} nodes first")

@@ -15,6 +15,7 @@ import yaml
 from pydantic import Field, model_validator
 
 from cluster.core import files, paths, prices, sections
+from cluster.core.contract import Contract, Fabric, Node, Ssh, Storage
 from cluster.core.errors import UserError
 from cluster.core.sections import Section, Subnet
 
@@ -57,6 +58,9 @@ class Cluster(Section):
     def consistent(self) -> Cluster:
         if self.provider == "local" and not self.networks:
             raise ValueError("cluster.networks: missing; give management and fabric a network each")
+        if self.provider == "local" and self.gpus_per_node:
+            fix = "remove it; bench emulates GPUs on local nodes (device: emulated:p100 in a plan)"
+            raise ValueError(f"gpus_per_node: {self.gpus_per_node}, but nodes of provider local have no GPUs; {fix}")
         if self.provider != "local" and getattr(self, self.provider) is None:
             raise ValueError(f"{self.provider}: missing; provider {self.provider} needs a section of that name")
         if self.baremetal and self.nodes > len(self.baremetal.hosts):
@@ -104,6 +108,41 @@ class Cluster(Section):
     def text(self) -> str:
         """The completed cluster.yml."""
         return yaml.safe_dump({"cluster": self.model_dump(mode="json")}, sort_keys=False)
+
+    def planned(self) -> Contract:
+        """The contract that a deploy would give, without addresses: plans are checked against it before a deploy."""
+        gpus = self.gpus()
+        if self.gpulab and self.gpulab.mode == "1xN":
+            gpus = [sum(gpus)]
+        names = ["head", *(f"w{number}" for number in range(1, len(gpus)))]
+        nodes = {
+            name: Node(
+                index=index,
+                role="worker" if index else "head",
+                management_address="",
+                fabric_addresses={},
+                gpus=gpus[index],
+                gpu_model=self.gpu_model,
+            )
+            for index, name in enumerate(names)
+        }
+        fabrics = {
+            name: Fabric(interface="", subnet="", **one.model_dump(include={"rate_gbps", "transport", "shaped"}))
+            for name, one in self.fabrics.items()
+        }
+        return Contract(
+            name=self.name,
+            provider=self.provider,
+            ssh=Ssh(user="", key="", known_hosts=""),
+            nodes=nodes,
+            fabrics=fabrics,
+            active_fabric=self.active_fabric,
+            storage=Storage(backend=self.storage.backend, server="", path=self.storage.path),
+        )
+
+    def most_nodes(self) -> int:
+        """How far the cluster can be scaled."""
+        return len(self.baremetal.hosts) if self.baremetal else MAX_NODES
 
 
 class ClusterFile(Section):

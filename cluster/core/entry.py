@@ -11,7 +11,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from cluster.core.errors import InfraError, UserError, bounded
 from cluster.core.printable import Printable
@@ -27,6 +27,13 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise UserError(f"{bounded(message.removeprefix('argument '))}; see `{self.prog} --help`")
+
+    def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
+        # Before Python 3.13, --option=-- gives the option an empty list.
+        values = super()._get_values(action, arg_strings)
+        if values == [] and action.nargs is None and action.option_strings:
+            raise argparse.ArgumentError(action, "expected one argument")
+        return values
 
 
 def reader_gone() -> bool:

@@ -15,13 +15,24 @@ from cluster.core.contract import StorageBackend, TransportName
 
 def _subnet(value: str) -> str:
     try:
-        ipaddress.ip_network(value)
+        network = ipaddress.ip_network(value)
     except ValueError as error:
         raise ValueError(f"{error}; write a network such as 10.77.0.0/24") from None
+    if network.version != 4:
+        raise ValueError(f"{value} is IPv6, which the firewall and the nodes do not use; write an IPv4 network")
     return value
 
 
+def _node_network(value: str) -> str:
+    network = ipaddress.ip_network(_subnet(value))
+    if network.is_loopback or network.is_multicast or network.is_link_local or network.is_unspecified:
+        raise ValueError(f"{value} is reserved for another use; write a private network such as 10.77.0.0/24")
+    return value
+
+
+# A network of clients, and one in which nodes have addresses.
 Subnet = Annotated[str, AfterValidator(_subnet)]
+NodeNetwork = Annotated[str, AfterValidator(_node_network)]
 
 
 def _address(value: str) -> str:
@@ -33,6 +44,8 @@ def _address(value: str) -> str:
 
 
 Address = Annotated[str, AfterValidator(_address)]
+# From 1 Mbit/s to the fastest port that is sold.
+RateGbps = Annotated[float, Field(ge=0.001, le=800, strict=False)]
 Port = Annotated[int, Field(ge=1, le=65535)]
 
 
@@ -54,8 +67,8 @@ class Section(BaseModel):
 class Networks(Section):
     """Networks of the local nodes, which must not overlap."""
 
-    management: Subnet = Field(description="network for SSH and JupyterLab; its first address is this machine")
-    fabric: Subnet = Field(description="network for training traffic, closed to everything else")
+    management: NodeNetwork = Field(description="network for SSH and JupyterLab; its first address is this machine")
+    fabric: NodeNetwork = Field(description="network for training traffic, closed to everything else")
 
 
 class Ports(Section):
@@ -64,11 +77,17 @@ class Ports(Section):
     ssh: Port = Field(default=22, description="port of the SSH server")
     jupyter: Port = Field(default=8888, description="port of JupyterLab on the head")
 
+    @model_validator(mode="after")
+    def different(self) -> Ports:
+        if self.ssh == self.jupyter:
+            raise ValueError(f"jupyter: {self.jupyter} is the port of SSH too; give each its own")
+        return self
+
 
 class Fabric(Section):
     """A network for training traffic."""
 
-    rate_gbps: Annotated[float, Field(gt=0, le=800, strict=False, description="link rate of one node in Gbit/s")]
+    rate_gbps: Annotated[RateGbps, Field(description="link rate of one node in Gbit/s")]
     transport: TransportName = Field(default="tcp", description="tcp, verbs (InfiniBand, RoCE) or efa (AWS)")
     shaped: bool = Field(
         default=False, description="limit the interface to rate_gbps; default true with provider local"
@@ -159,7 +178,7 @@ class Aws(Section):
 
     region: Annotated[str, Field(pattern=r"^[a-z]{2}(-[a-z]+)+-[0-9]$", description="AWS region")]
     zone: str | None = Field(default=None, description="availability zone; null: any")
-    network: Subnet | None = Field(default=None, description="of the VPC to create; not with subnet_id")
+    network: NodeNetwork | None = Field(default=None, description="of the VPC to create; not with subnet_id")
     subnet_id: SubnetId | None = Field(default=None, description="existing subnet that you reach; not with network")
     instance_type: InstanceType = Field(description="type of the nodes, from cluster/core/instances.yml")
     head_type: InstanceType | None = Field(default=None, description="type of the head; null: instance_type")
@@ -185,7 +204,7 @@ class MetalNetwork(Section):
     """The interface of a fabric, the same on all hosts."""
 
     interface: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,15}$", description="name of the network interface")]
-    subnet: Subnet = Field(description="address range of the fabric")
+    subnet: NodeNetwork = Field(description="address range of the fabric")
 
 
 HostKey = Annotated[str, Field(pattern=r"^ssh-ed25519 [A-Za-z0-9+/=]+( .*)?$")]
@@ -234,7 +253,7 @@ class VirtualWall(Section):
 
     backend: Literal["jfed", "slices"] = Field(description="tool that reserves the nodes")
     project: Annotated[str, Field(min_length=1, description="name of your project on the testbed")]
-    lans: dict[str, Subnet] = Field(description="fabric -> address range of its LAN")
+    lans: dict[str, NodeNetwork] = Field(description="fabric -> address range of its LAN")
     hardware_type: Annotated[str, Field(pattern=r"^\S+$", description="hardware type; with slices, the flavor")]
     disk_image: Annotated[str, Field(min_length=1, description="URN of the disk image")]
     ssh_key: str = Field(description="private key whose public half is in your testbed account")

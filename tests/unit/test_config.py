@@ -81,6 +81,18 @@ def test_count_given_on_the_command_line_wins(env):
         ({"storage": {"path": "/sh ared"}}, "cluster.storage.path"),
         ({"storage": {"quota": 3}}, "cluster.storage.quota"),
         ({"jupyterlab": {"certificate": "lab.crt"}}, "cluster.jupyterlab"),
+        ({"ports": {"ssh": 8888}}, "ports: jupyter: 8888 is the port of SSH too"),
+        ({"networks": {"management": "127.1.0.0/24", "fabric": "10.1.0.0/24"}}, "cluster.networks.management"),
+        ({"networks": {"management": "10.1.0.0/24", "fabric": "224.1.0.0/24"}}, "cluster.networks.fabric"),
+        ({"networks": {"management": "10.1.0.0/24", "fabric": "169.254.7.0/24"}}, "cluster.networks.fabric"),
+        ({"networks": {"management": "fd00::/64", "fabric": "10.1.0.0/24"}}, "cluster.networks.management"),
+        ({"admin_cidrs": ["fd00::/64"]}, "cluster.admin_cidrs.0: fd00::/64 is IPv6"),
+        ({"fabrics": {"1g": {"rate_gbps": 1e-9}}}, "cluster.fabrics.1g.rate_gbps"),
+        ({"fabrics": {"1g": {"rate_gbps": float("inf")}}}, "not YAML: inf is not a finite number"),
+        ({"gpus_per_node": 8}, "gpus_per_node: 8, but nodes of provider local have no GPUs"),
+        ({"name": "x" * 5000}, "cluster.name"),
+        ({"x" * 5000: 1}, "unknown field"),
+        ({"gpu_model": ["x" * 5000]}, "cluster.gpu_model"),
     ],
 )
 def test_wrong_field_is_named_in_one_line(env, changes, field):
@@ -88,6 +100,7 @@ def test_wrong_field_is_named_in_one_line(env, changes, field):
         env(**changes)
     assert field in str(caught.value)
     assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 600
 
 
 def test_share_is_there_when_it_has_a_backend(env):

@@ -42,6 +42,11 @@ def test_wrong_word_gives_one_line_and_a_pointer_to_the_help_of_cluster(name: st
     assert err.endswith("--help`\n")
 
 
+def test_two_dashes_are_not_a_value(capsys) -> None:
+    assert bench_cli.main(["plan", "transfer", "--dataset-tb=--"]) == 2
+    assert capsys.readouterr().err.startswith("bench: --dataset-tb: ")
+
+
 def raises(error: BaseException):
     def command() -> int:
         raise error

@@ -38,3 +38,14 @@ def test_senseless_number_of_nodes_is_refused_by_cluster(command: str, count: st
     err = capsys.readouterr().err
     assert err.startswith("cluster: --nodes: ")
     assert len(err) < 300
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["data make --images 1 --out", "data verify", "export --out", "explain --plot", "report --out", "timeline"],
+)
+def test_empty_path_is_refused(words: str, capsys, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert bench_cli.main([*words.split(), ""]) == 2
+    assert "empty; give the path of a file or folder" in capsys.readouterr().err
+    assert not any(tmp_path.iterdir())

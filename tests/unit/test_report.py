@@ -177,6 +177,18 @@ def test_latest_is_the_newest_run(tmp_path: Path, monkeypatch, capsys) -> None:
     assert (tmp_path / "results/local/straggler/report.html").is_file()
 
 
+def test_latest_of_an_environment_is_its_newest_run(tmp_path: Path, monkeypatch, capsys) -> None:
+    """As in the example of `bench predict --help`: --calibrate results/local/latest."""
+    monkeypatch.setattr(store, "RESULTS", tmp_path / "results")
+    monkeypatch.chdir(tmp_path)
+    copy("network-1g", tmp_path / "results/local")
+    copy("straggler", tmp_path / "results/other")
+    assert main(["predict", "--calibrate", "results/local/latest", "--gpus", "10,1024", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["predictions"]
+    assert main(["explain", "results/nosuch/latest"]) == 2
+    assert "no run under results/nosuch/" in capsys.readouterr().err
+
+
 def test_plots_are_written_as_png_and_svg(tmp_path: Path) -> None:
     report(RUNS / "engines", tmp_path, "--plots", "png,svg")
     folder = tmp_path / "out" / "plots"
