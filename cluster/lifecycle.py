@@ -67,13 +67,13 @@ def deploy(env: str, nodes: int | None, as_json: bool, yes: bool = False, replac
     cluster = config.load(env, nodes)
     state = State(env)
     progress = Progress(env, stderr=as_json)
+    wheelhouse.check(image.wheelhouses_of(cluster), cluster.os_release)
+    horovod_wheel.given(cluster)
     found = recovery.examine(state, cluster, nodes, replace)
     cluster, provider = found.cluster, found.provider
     deployed = deployed_contract(state) if provider.has_nodes and nodes is not None else None
     if deployed and (removed := [name for name, node in deployed.nodes.items() if node.index >= cluster.nodes]):
         in_use.confirm(state, deployed, removed, f"remove {', '.join(removed)}", yes, share=False)
-    wheelhouse.check(image.wheelhouses_of(cluster), cluster.os_release)
-    horovod_wheel.given(cluster)
     provider.check()
     waiting = lock.deploying(cluster.provider, progress.waiting)
     with state.locked(), progress.phase("deploy", quiet=True), waiting:

@@ -1,4 +1,4 @@
-"""Make tests/standins importable, and never wait for a sweep elsewhere on this machine."""
+"""Make tests/standins importable, give every test the same terminal, and wait for no sweep on this machine."""
 
 import os
 import sys
@@ -11,6 +11,8 @@ import pytest
 from cluster.core import lock
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+# On a dumb terminal there are no colours and no live lines to test.
+os.environ["TERM"] = "xterm-256color"
 
 
 @pytest.fixture(scope="session", autouse=True)

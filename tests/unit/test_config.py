@@ -26,6 +26,8 @@ REQUIRED = {
     "active_fabric": "1g",
 }
 SAMPLES = [config.cluster_file(name) for name in ("aws", "baremetal", "gpulab", "local", "virtualwall")]
+# Found before a test moves the project's folder.
+TERRAFORM = terraform_binary()
 SCHEMA = json.loads((config.ROOT / "docs/cluster.schema.json").read_text())
 
 
@@ -192,7 +194,7 @@ def test_terraform_plans_a_cluster_of_required_fields_only(minimal, tmp_path):
     root = Path(__file__).resolve().parents[2] / "terraform/local"
     plan = ["plan", "-no-color", f"-state={tmp_path / 'none'}", *variables]
     for words in (["init", "-backend=false"], plan):
-        argv = [terraform_binary(), f"-chdir={root}", words[0], "-input=false", *words[1:]]
+        argv = [TERRAFORM, f"-chdir={root}", words[0], "-input=false", *words[1:]]
         done = subprocess.run(argv, env=env, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
     assert "Plan: 4 to add" in done.stdout
