@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from subprocess import CompletedProcess
 
+from typing_extensions import TypedDict
+
 from cluster import tuning
-from cluster.core import lock, ssh
+from cluster.core import files, lock, ssh
 from cluster.core.config import layout
 from cluster.core.contract import Contract
 from cluster.core.errors import InfraError
@@ -44,6 +45,12 @@ class Health:
         return self.problem or self.throttled
 
 
+class Rate(TypedDict):
+    """What fabric-rate prints; null: no limit."""
+
+    mbit: float | None
+
+
 def look(state: State, contract: Contract) -> dict[str, Health]:
     """The health of every node. While a command uses the cluster, its rate may differ."""
     fabric = contract.fabrics[contract.active_fabric]
@@ -58,7 +65,10 @@ def judge(done: CompletedProcess[str], wanted_mbit: float | None) -> Health:
         return Health("; ".join(problems))
     if done.returncode:
         return Health(last_line(done.stderr) or f"a check ended with code {done.returncode}")
-    mbit = json.loads(lines[-1])["mbit"]
+    try:
+        mbit = files.answer(lines[-1] if lines else "", "fabric-rate", Rate)["mbit"]
+    except InfraError as error:
+        return Health(str(error))
     if wanted_mbit is None or (mbit is not None and abs(mbit / wanted_mbit - 1) <= RATE_TOLERANCE):
         return Health()
     found = "has no limit" if mbit is None else f"is limited to {mbit:g} Mbit/s"

@@ -123,7 +123,7 @@ def packages(cluster: Cluster) -> set[str]:
 
 def exists(state: State, image: str) -> bool:
     argv = [*sudo(), "podman", "image", "exists", image]
-    return subprocess.run(argv, env=state.environment(), check=False).returncode == 0
+    return subprocess.run(argv, env=state.environment(), capture_output=True, check=False).returncode == 0
 
 
 def name(cluster: Cluster, device: str = "cpu") -> str:

@@ -10,7 +10,7 @@ import subprocess
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from cluster.core import tfstate
+from cluster.core import files, tfstate
 from cluster.core.config import Cluster
 from cluster.core.errors import InfraError, UserError
 from cluster.core.progress import Progress
@@ -65,7 +65,7 @@ def key_problem(state: State) -> str:
     done = subprocess.run(argv, capture_output=True, text=True)
     if done.returncode:
         return f"{state.key.name} cannot be read ({(done.stderr.strip().splitlines() or ['no reason given'])[-1]})"
-    if public.exists() and public.read_text().split()[:2] != done.stdout.split()[:2]:
+    if public.exists() and files.text(public).split()[:2] != done.stdout.split()[:2]:
         return f"{state.key.name} does not belong to {public.name}"
     return ""
 

@@ -94,7 +94,7 @@ def load_index(location: str) -> Index:
             for one in content["shards"]
         )
         index = Index(location, shards, int(content["classes"]), int(content["largest"]))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (AttributeError, KeyError, OverflowError, RecursionError, TypeError, ValueError) as error:
         raise DataError(f"{location}/{INDEX}: not an index of shards ({type(error).__name__}: {error})") from None
     if not index.samples:
         raise DataError(f"{location}/{INDEX}: the data set has no samples")

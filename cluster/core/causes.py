@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
 from itertools import groupby
+from typing import Any
+
+from cluster.core import files
+from cluster.core.errors import InfraError
 
 LONGEST = 600
 # The name of a node and of a systemd unit -> the last lines of the unit's journal on that node.
@@ -52,8 +55,8 @@ def ansible(output: str, journal: Journal) -> str:
 
 def _message(text: str, host: str, journal: Journal) -> str:
     try:
-        found = json.loads(text)
-    except ValueError:
+        found = files.answer(text, "Ansible", dict[str, Any])
+    except InfraError:
         return text
     said = str(found.get("msg") or "")
     if not said or said.startswith(EMPTY_MESSAGES):

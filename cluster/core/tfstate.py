@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +23,7 @@ def read(path: Path) -> dict[str, Any]:
     content = files.text(path) if path.exists() else ""
     if not content.strip():
         return {}
-    try:
-        found = json.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{path.name} is damaged: not JSON: {error}") from None
+    found = files.parse(content, "JSON", f"{path.name} is damaged")
     if not isinstance(found, dict) or not isinstance(found.get("version"), int):
         raise UserError(f"{path.name} is damaged: it has no version")
     lists = isinstance(found.get("resources", []), list) and isinstance(found.get("outputs", {}), dict)
