@@ -114,6 +114,9 @@ test-terraform: setup ## run the Terraform tests alone
 test-cuda: setup ## compile Horovod and the NVIDIA driver without a GPU: 3 GB, a quarter of an hour
 	@$(VENV)/python tests/molecule/run.py -j 1 horovod/cuda nvidia_driver/forced
 
+drill: setup ## break local nodes, controller and disk during sweeps and check that nothing is lost   [MINUTES=20 SEED=1]
+	@$(VENV)/python tests/drill/run.py --minutes $(or $(MINUTES),20) --seed $(or $(SEED),1)
+
 docs: setup ## generate tables, schema, the report's picture and its verdict
 	@$(VENV)/python tests/docs.py
 

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import json
 from subprocess import CompletedProcess
+from types import SimpleNamespace
 
 import pytest
 
+from bench.sweep import launch
 from cluster import health
+from cluster.core import ssh
+from cluster.core.contract import Fabric
 from cluster.health import Health, judge
+from cluster.tuning import Tuning
 
 
 def answer(mbit: float | None = 1000.0, code: int = 0, problems: str = "", error: str = "") -> CompletedProcess[str]:
@@ -39,3 +44,34 @@ def test_problems_are_named() -> None:
 def test_every_unit_is_looked_at() -> None:
     assert {"nftables", "fabric-rate", "cluster-hosts", "ssh"} == set(health.UNITS)
     assert all(unit in health.LOOK for unit in health.UNITS)
+
+
+@pytest.mark.parametrize("engine", ["horovod-gloo", "horovod-mpi"])
+@pytest.mark.parametrize("count", [1, 3])
+def test_proof_starts_ranks_as_a_sweep_does(monkeypatch: pytest.MonkeyPatch, engine: str, count: int) -> None:
+    settings = Tuning(engine=engine)
+    monkeypatch.setattr(health.tuning, "load", lambda env: {"1g": settings})
+    names = ["head", "w1", "w2"][:count]
+    fabric = Fabric(interface="fabric0", subnet="10.9.1.0/24", rate_gbps=1, transport="tcp", shaped=True)
+    contract = SimpleNamespace(active_fabric="1g", fabrics={"1g": fabric})
+    spec = launch.SpecFile("/spec", "0")
+    sweep = launch.argv(
+        launch.Launch("x", engine, tuple(names), 1, fabric.subnet, fabric.interface, spec, settings=settings)
+    )
+    proof = health.launch("x", contract, names)
+    program = launch.HOROVODRUN if engine == "horovod-gloo" and count > 1 else "mpirun"
+    assert program in sweep
+    assert program in proof
+    assert launch.PYTHON in sweep
+    assert launch.PYTHON in proof
+    hosts = ",".join(f"{name}:1" for name in names)
+    assert hosts in sweep
+    assert hosts in proof
+
+
+def test_commands_never_use_a_connection_that_is_open_already() -> None:
+    """Ansible's connections outlive the key that opened them."""
+    node = SimpleNamespace(management_address="10.9.0.10")
+    keys = SimpleNamespace(user="ops", key="/key", known_hosts="/known", jump_host=None)
+    words = ssh.argv(SimpleNamespace(ssh=keys, nodes={"w1": node}), "w1", "true")
+    assert "ControlPath=none" in words
