@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from subprocess import CompletedProcess
 
@@ -13,6 +16,7 @@ from cluster.core.config import layout
 from cluster.core.contract import Contract
 from cluster.core.errors import InfraError
 from cluster.core.printable import printable
+from cluster.core.progress import Progress
 from cluster.core.state import State
 
 VENV = layout()["venv"]
@@ -32,6 +36,9 @@ RANK = (
     "print('ranks', hvd.size(), 'sum', int(total), flush=True); os._exit(0)"
 )
 PROOF_TIMEOUT = 300
+# CURRENT in ansible/files/validate_cluster.py
+CURRENT = "/tmp/horovod-validation"  # noqa: S108 (on the head)
+SHOW_SECONDS = 4.0
 
 
 @dataclass(frozen=True)
@@ -49,6 +56,27 @@ class Rate(TypedDict):
     """What fabric-rate prints; null: no limit."""
 
     mbit: float | None
+
+
+@contextmanager
+def validation_shown(contract: Contract, progress: Progress) -> Iterator[None]:
+    """Show what validate_cluster.py does on the head: one Ansible task, which takes a minute on a busy machine."""
+    end = threading.Event()
+
+    def read() -> None:
+        while not end.wait(SHOW_SECONDS):
+            done = ssh.run_on_all(contract, [contract.head], f"cat {CURRENT}", timeout=10)[contract.head]
+            if not done.returncode and not end.is_set():
+                progress.now("links", printable(done.stdout.strip())[:100])
+
+    thread = threading.Thread(target=read, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        end.set()
+        thread.join()
+        progress.now("links", "")
 
 
 def look(state: State, contract: Contract) -> dict[str, Health]:

@@ -99,7 +99,8 @@ def deploy(env: str, nodes: int | None, as_json: bool, yes: bool = False, replac
         with progress.phase("ansible: configure"), compiler.shown(logins, progress):
             progress(f"ansible changed {count_changes(playbook(state, 'site.yml', progress))} things")
         with progress.phase("validate"):
-            playbook(state, "validate.yml", progress)
+            with health.validation_shown(contract, progress):
+                playbook(state, "validate.yml", progress)
             with progress.part("horovod", "training one step on all nodes"):
                 proof = health.prove(state, contract)
     result = {**files.mapping(state.validation), "horovod": proof}

@@ -16,14 +16,19 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
 TOLERANCE = 0.10
-# Duration of one measurement. A pair below this fraction of the rate is measured again, up to this many times.
+# Duration of one measurement. A pair below this fraction of the rate is measured again, at most TRIES times by each of
+# STARTS runs of mpi-hello.
 MEASURE_MS = 200
 RETRY_BELOW = 0.92
-TRIES = 20
+TRIES = 5
+STARTS = 4
+# What runs now, for the controller: Ansible prints nothing before the end.
+CURRENT = Path("/tmp/horovod-validation")  # noqa: S108 (on the head)
 MPI_TIMEOUT = 120
 # The deploy does not wait for the mount; on a new node it may take this long.
 SHARE_TIMEOUT = 60
@@ -131,6 +136,12 @@ def write_token(share):
         time.sleep(0.3)
 
 
+def show(text):
+    # It only informs: a file of another account in its place stops nothing.
+    with suppress(OSError):
+        CURRENT.write_text(text)
+
+
 def mpirun(nodes, *words):
     argv = ["mpirun", "-H", ",".join(f"{node}:1" for node in nodes), *words]
     try:
@@ -140,7 +151,20 @@ def mpirun(nodes, *words):
 
 
 def measure(nodes, low, high, file):
-    """Run mpi-hello on all nodes. Returns its result, what each node read from the share, and the problem."""
+    """Run mpi-hello until every pair has its rate. Returns result, what each node read from the share, problem."""
+    found, seen, problem = run_hello(nodes, low, high, file)
+    for start in range(1, STARTS):
+        if problem or all(low <= gbps <= high for gbps in found["gbps"]):
+            break
+        show(f"MPI from each node to the next, start {start + 1} of {STARTS}: {min(found['gbps']):.2f} Gbit/s so far")
+        again, _, problem = run_hello(nodes, low, high, None)
+        if not problem:
+            found["wrong"] += again["wrong"]
+            found["gbps"] = [max(pair) for pair in zip(found["gbps"], again["gbps"], strict=True)]
+    return found, seen, problem
+
+
+def run_hello(nodes, low, high, file):
     # Reset the rate first: a killed sweep leaves its own rate, and a connection keeps the packet size it started with.
     read = f"file={shlex.quote(str(file))}{READ_SHARE}" if file else ""
     command = f'sudo -n /usr/local/sbin/fabric-rate reset; {read}exec mpi-hello "$@"'
@@ -189,7 +213,8 @@ def at_low_rate(nodes, row, rate, overhead):
     """Rate on the wire while both nodes are limited to a rate that a busy machine reaches."""
     found = 0.0
     try:
-        for _ in range(PROBE_TRIES):
+        for number in range(PROBE_TRIES):
+            show(f"{row['node']} to {row['to']} is slow: limited to {rate:g} Gbit/s, try {number + 1} of {PROBE_TRIES}")
             found = overhead * probe(nodes, row, f"set {rate * 1000:g}")[0]
             if abs(found / rate - 1) <= TOLERANCE:
                 break
@@ -201,7 +226,8 @@ def at_low_rate(nodes, row, rate, overhead):
 def at_full_rate(nodes, row, rate, overhead):
     """The highest rate on the wire that a link kept for PEAK_MS."""
     best = 0.0
-    for _ in range(PROBE_TRIES):
+    for number in range(PROBE_TRIES):
+        show(f"{row['node']} to {row['to']} is slow: at the full rate, try {number + 1} of {PROBE_TRIES}")
         best = max(best, overhead * probe(nodes, row, "reset")[1])
         if best >= (1 - TOLERANCE / 2) * rate:
             break
@@ -263,6 +289,7 @@ def main():
     args = parser.parse_args()
     nodes = args.nodes.split(",")
     overhead = wire_overhead(args.interface)
+    show(f"reaching {len(nodes)} nodes, MPI from each to the next, reading the share")
     ring, mpi, seen, warnings, problems = [], "not run", [], [], unreachable(nodes)
     if not problems:
         low, high = (limit * args.rate_gbps / overhead for limit in (RETRY_BELOW, 1 + TOLERANCE))

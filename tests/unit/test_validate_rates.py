@@ -74,6 +74,7 @@ def evidence(monkeypatch):
     def record(name, value):
         monkeypatch.setattr(validate, name, lambda *_: calls.append(name) or value)
 
+    monkeypatch.setattr(validate, "show", lambda text: None)
     record("at_low_rate", 0.1)
     record("read_shapers", RIGHT)
     record("at_full_rate", 1.03)
@@ -114,6 +115,7 @@ def test_configured_rates_are_read_from_tc(monkeypatch):
 
 def test_rates_are_reset_even_if_the_low_measurement_dies(monkeypatch):
     commands: list[tuple] = []
+    monkeypatch.setattr(validate, "show", lambda text: None)
     monkeypatch.setattr(validate, "mpirun", lambda nodes, *words: commands.append(words))
     monkeypatch.setattr(validate, "probe", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
@@ -142,3 +144,27 @@ def test_probe_that_fails_found_nothing(monkeypatch):
 
     monkeypatch.setattr(validate, "mpirun", lambda *_: Done)
     assert validate.probe(["head", "w1"], row(0.78), "reset") == (0.0, 0.0)
+
+
+def test_slow_links_are_measured_again_and_the_best_of_each_counts(monkeypatch):
+    """Each start of mpi-hello has its own luck; the share is read only once."""
+    answers = [[0.5, 0.95], [0.92, 0.4], [0.1, 0.1]]
+    files: list[object] = []
+
+    def run_hello(nodes, low, high, file):
+        files.append(file)
+        return {"ranks": 2, "sum": 1, "wrong": 0, "gbps": answers[len(files) - 1]}, {"head": ["x"]}, ""
+
+    monkeypatch.setattr(validate, "run_hello", run_hello)
+    monkeypatch.setattr(validate, "show", lambda text: None)
+    found, seen, problem = validate.measure(["head", "w1"], 0.9, 1.1, "token")
+    assert (found["gbps"], seen, problem) == ([0.92, 0.95], {"head": ["x"]}, "")
+    assert files == ["token", None]
+
+
+def test_step_that_cannot_be_shown_stops_nothing(monkeypatch, tmp_path):
+    monkeypatch.setattr(validate, "CURRENT", tmp_path / "none/current")
+    validate.show("measuring")
+    monkeypatch.setattr(validate, "CURRENT", tmp_path / "current")
+    validate.show("measuring")
+    assert (tmp_path / "current").read_text() == "measuring"

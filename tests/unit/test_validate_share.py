@@ -33,6 +33,7 @@ def validate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
     spec.loader.exec_module(module)
     monkeypatch.setattr(module, "unreachable", lambda nodes: [])
     monkeypatch.setattr(module, "SHARE_TIMEOUT", 1)
+    monkeypatch.setattr(module, "CURRENT", tmp_path / "current")
     monkeypatch.setattr(module, "READ_SHARE", module.READ_SHARE.replace("+ 60", "+ 1"))
     rate = 1 / module.wire_overhead("lo")
     programs = {"mpirun": MPIRUN, "mpi-hello": HELLO.replace("RATE", f"{rate:.4f}"), "sudo": "#!/bin/sh\n"}
