@@ -102,7 +102,7 @@ artefacts: setup ## list every package, wheel, image and file with version and c
 setup: ## install Python packages into .venv, and the OS packages that the command at hand needs   [PYTHON=]
 	@python3 bin/setup $(NEEDS)
 
-check: setup ## run linters, type checks, unit tests and command-line tests, in under two minutes
+check: setup ## run linters, type checks, unit tests and command-line tests, in three minutes
 	@$(VENV)/python tests/run.py check
 
 test: setup ## run everything CI runs, as root; FAST=1: check, Terraform, one deploy and sweep, three roles   [FAST=1]

@@ -18,7 +18,7 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -51,19 +51,26 @@ def images(chosen: list[str]) -> dict[str, str]:
 
     progress = Progress("molecule")
     found: dict[str, str] = {}
-    for scenario in map(Scenario, chosen):
-        for platform in scenario.platforms:
-            wheelhouse.fill(wheelhouses_of(platform), scenario.cluster.os_release, LOGS / "wheelhouse.log")
-            variable = scenario.image_variable(platform)
-            if variable in found:
-                continue
-            if platform["image"] == "base":
-                found[variable] = image.ensure_base(state, scenario.cluster.os_release, progress)
-            else:
-                cluster = config.load("local").model_copy(update={"name": "molecule"})
-                found[variable] = image.ensure(state, cluster, progress)
-    state.remove()
+    try:
+        with progress.phase("images", quiet=True):
+            for scenario in map(Scenario, chosen):
+                for platform in scenario.platforms:
+                    wheelhouse.fill(
+                        wheelhouses_of(platform), scenario.cluster.os_release, LOGS / "wheelhouse.log", progress
+                    )
+                    variable = scenario.image_variable(platform)
+                    if variable not in found:
+                        found[variable] = image_of(scenario, platform, state, progress)
+    finally:
+        state.remove()
     return found
+
+
+def image_of(scenario: Scenario, platform: dict[str, Any], state: State, progress: Progress) -> str:
+    if platform["image"] == "base":
+        return image.ensure_base(state, scenario.cluster.os_release, progress)
+    cluster = config.load("local").model_copy(update={"name": "molecule"})
+    return image.ensure(state, cluster, progress)
 
 
 def log_of(key: str) -> Path:
