@@ -12,7 +12,7 @@ MAKEFLAGS += --no-print-directory
 NEEDS :=
 # What bin/setup installs besides Python packages; the other targets need nothing else.
 deploy plan status doctor scale shell env destroy clean bench comm tune lab adopt renew training-image: NEEDS := nodes
-perf-deploy perf-comm: NEEDS := nodes
+perf-first perf-deploy perf-comm: NEEDS := nodes
 check: NEEDS := check
 docs: NEEDS := browser
 test test-cuda: NEEDS := nodes check browser
@@ -127,6 +127,9 @@ help: ## list the targets
 	@awk -F ':.*## ' '/^##@/ {print "\n" substr($$0, 5)} /^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' Makefile
 
 ##@ Measure this project itself
+
+perf-first: setup ## time the first run of a new user, part by part, in a clean clone with empty caches   [ARGS="--busy --again"]
+	@$(VENV)/python tests/perf/first.py $(ARGS)
 
 perf-deploy: setup ## measure deploy times: 4 and 10 nodes from a cached image
 	@$(VENV)/python tests/perf/deploy.py

@@ -9,9 +9,11 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
+import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -191,6 +193,25 @@ def make_base(state: State, release: str, image: str, progress: Progress) -> Non
         run_logged([*sudo(), "podman", "import", "--quiet", tar, image], log, env, "podman import")
 
 
+@contextmanager
+def written(progress: Progress) -> Iterator[None]:
+    """Show how much the disk fills meanwhile: podman itself prints nothing for half a minute."""
+    ended, before = threading.Event(), shutil.disk_usage("/var").used
+
+    def show() -> None:
+        while not ended.wait(1):
+            grown = max(0, shutil.disk_usage("/var").used - before)
+            progress.now("image", f"writing the image: {grown / 1e6:.0f} MB on the disk")
+
+    thread = threading.Thread(target=show)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
 def bake(
     state: State,
     cluster: Cluster,
@@ -237,8 +258,9 @@ def bake(
         with compiler.shown([login], progress), progress.part("roles", "starting Ansible", "roles installed"):
             show = PlaybookTasks(lambda text: progress.now("roles", text))
             run_logged(argv, log, env, "ansible/image.yml", watch=show)
-        with progress.part("image", "writing the image", "image written"):
+        with progress.part("image", "stopping the node"):
             podman("stop", "-t", "20", container)
+        with progress.part("image", "writing the image", "image written"), written(progress):
             podman("commit", "--quiet", container, image)
     finally:
         with progress.part("image", "removing the node"):

@@ -19,6 +19,10 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tests/e2e"))
+
+import silence  # noqa: E402
+
 GOALS = {"first": 420, "busy": 660, "again": 240}
 ENV = "first"
 
@@ -48,6 +52,13 @@ def run(clone: Path, env: dict[str, str], *words: str) -> list[tuple[float, str]
     if process.wait():
         sys.exit(f"perf-first: {' '.join(words)} failed with exit code {process.returncode}")
     return lines
+
+
+def heard(title: str, lines: list[tuple[float, str]]) -> bool:
+    """Whether the output was never silent for long."""
+    found = silence.problems(silence.Recording(False, [(at, f"{line}\n") for at, line in lines], lines[-1][0]))
+    print(f"{title}: {'; '.join(found) or 'never silent'}")
+    return not found
 
 
 def first_report(clone: Path, env: dict[str, str]) -> list[tuple[float, str]]:
@@ -95,12 +106,9 @@ def main() -> int:
     clones = [folder / "one", folder / "two"]
     met = []
     try:
+        title, goal = ("first run, busy machine", "busy") if args.busy else ("first run", "first")
         lines = first_report(clones[0], env)
-        met.append(
-            table(
-                "first run, busy machine" if args.busy else "first run", lines, GOALS["busy" if args.busy else "first"]
-            )
-        )
+        met += [table(title, lines, GOALS[goal]), heard(title, lines)]
         if args.again:
             run(clones[0], env, "make", "destroy", f"ENV={ENV}")
             met.append(table("second clone", first_report(clones[1], env), GOALS["again"]))
