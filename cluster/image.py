@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
-from cluster import compiler, horovod_wheel, roles, wheelhouse
+from cluster import background, horovod_wheel, roles, wheelhouse
 from cluster.core import root, ssh
 from cluster.core.config import ROOT, Cluster, layout, versions
 from cluster.core.process import PlaybookTasks, run_logged
@@ -255,7 +255,7 @@ def bake(
         values = json.dumps(node_variables(state, cluster) | variables | {"image_packages": sorted(packages(cluster))})
         argv: list[str | Path] = ["ansible-playbook", "-i", inventory, ROOT / "ansible/image.yml", "-e", values]
         login = ["ssh", "-o", "BatchMode=yes", "-i", str(state.key), *options, f"ops@{address}"]
-        with compiler.shown([login], progress), progress.part("roles", "starting Ansible", "roles installed"):
+        with background.shown([login], progress), progress.part("roles", "starting Ansible", "roles installed"):
             show = PlaybookTasks(lambda text: progress.now("roles", text))
             run_logged(argv, log, env, "ansible/image.yml", watch=show)
         with progress.part("image", "stopping the node"):

@@ -15,7 +15,7 @@ from typing import Any
 
 from rich.table import Table
 
-from cluster import compiler, health, horovod_wheel, image, in_use, lab, recovery, wheelhouse
+from cluster import background, health, horovod_wheel, image, in_use, lab, recovery, wheelhouse
 from cluster.core import causes, config, files, lock, root, ssh, tfstate
 from cluster.core.config import ROOT
 from cluster.core.contract import Contract
@@ -96,7 +96,7 @@ def deploy(env: str, nodes: int | None, as_json: bool, yes: bool = False, replac
         lab.prepare(state, cluster, contract)
         # Without an image, the head or the first worker compiles.
         logins = [] if node_image else [ssh.argv(contract, name) for name, _ in contract.ordered()[:2]]
-        with progress.phase("ansible: configure"), compiler.shown(logins, progress):
+        with progress.phase("ansible: configure"), background.shown(logins, progress):
             progress(f"ansible changed {count_changes(playbook(state, 'site.yml', progress))} things")
         with progress.phase("validate"):
             with health.validation_shown(contract, progress):
