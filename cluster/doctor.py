@@ -6,7 +6,7 @@ import json
 import shutil
 from dataclasses import asdict
 
-from cluster import health, lifecycle
+from cluster import health, lifecycle, recovery
 from cluster.core import config, root
 from cluster.core.config import Cluster
 from cluster.core.errors import InfraError, UserError
@@ -35,6 +35,14 @@ def checks(env: str) -> list[Check]:
     ]
     if state.tfstate.exists() or state.cluster_file.exists():
         repair = f"make deploy ENV={env}"
+        try:
+            recovery.examine(state, cluster, None, replace=False)
+        except UserError as error:
+            # A plain deploy would stop with this.
+            repair += " REPLACE=1"
+            found.append(Check("what is deployed", False, str(error), repair))
+        except InfraError as error:
+            found.append(Check("what is deployed", False, str(error), repair))
         try:
             contract = read_output(state)
             states = provider.node_states(contract)

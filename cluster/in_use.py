@@ -37,14 +37,15 @@ def confirm(state: State, contract: Contract | None, nodes: Iterable[str], actio
         lost = [files] if share and (files := share_content(contract)) else []
     if not runs and not lost:
         return
+    asks = not yes and sys.stdin.isatty()
+    if runs and not yes and not asks:
+        raise UserError(f"ENV={state.env}: {'; '.join(runs)}; wait until it ends, or add --yes (make: YES=1)")
     for line in (*runs, *lost):
         print(line, file=sys.stderr)
-    if not yes and sys.stdin.isatty():
+    if asks:
         print(f"{action}? [y/N] ", end="", file=sys.stderr, flush=True)
         if sys.stdin.readline().strip().lower() not in ("y", "yes"):
             raise UserError(f"ENV={state.env}: nothing was changed")
-    elif not yes and runs:
-        raise UserError(f"ENV={state.env}: {runs[0]}; wait until it ends, or add --yes (make: YES=1)")
     if user:
         end(state, user)
 
