@@ -129,8 +129,8 @@ def everything() -> list[Stage]:
         booting("virtual wall", "tests/testbeds/test_virtualwall.py", seconds=180, measures=True),
         booting("bare metal", "tests/e2e/test_baremetal.py", seconds=100, measures=True),
         *molecule(roles),
-        booting("end to end", "tests/e2e/test_cluster.py", seconds=140),
-        Stage("testbeds", pytest("tests/testbeds", *ignored("gpulab_jobs", "virtualwall")), seconds=60, slots=0.5),
+        booting("end to end", "tests/e2e", *ignored("e2e", "sweep", "data", "baremetal"), seconds=140),
+        Stage("testbeds", pytest("tests/testbeds", *ignored("testbeds", "gpulab_jobs", "virtualwall")), 60, slots=0.5),
         Stage("aws", pytest("tests/aws"), seconds=106, slots=0.5),
         Stage("browser", pytest("tests/browser"), seconds=60),
         Stage("checkov", pytest("tests/checkov"), seconds=15),
@@ -139,8 +139,9 @@ def everything() -> list[Stage]:
     ]
 
 
-def ignored(*names: str) -> list[str]:
-    return [f"--ignore=tests/testbeds/test_{name}.py" for name in names]
+def ignored(folder: str, *names: str) -> list[str]:
+    """Files that have a stage of their own."""
+    return [f"--ignore=tests/{folder}/test_{name}.py" for name in names]
 
 
 def fast() -> list[Stage]:

@@ -45,24 +45,22 @@ TEST = re.compile(r"tests/(?P<test>\S+::.*) (?P<result>PASSED|FAILED|ERROR|SKIPP
 
 def images(chosen: list[str]) -> dict[str, str]:
     """Environment variables that tell nodes.py which images to boot. Builds missing images."""
-    # Several checks of the images may run at once, and each removes its state at the end.
-    state = State(f"molecule-images-{os.getpid()}")
+    # Several checks of the images may run at once, for other scenarios. The state of a failed one keeps its log.
+    state = State(f"molecule-images-{chosen[0].replace('/', '-')}")
     state.prepare()
 
     progress = Progress("molecule")
     found: dict[str, str] = {}
-    try:
-        with progress.phase("images", quiet=True):
-            for scenario in map(Scenario, chosen):
-                for platform in scenario.platforms:
-                    wheelhouse.fill(
-                        wheelhouses_of(platform), scenario.cluster.os_release, LOGS / "wheelhouse.log", progress
-                    )
-                    variable = scenario.image_variable(platform)
-                    if variable not in found:
-                        found[variable] = image_of(scenario, platform, state, progress)
-    finally:
-        state.remove()
+    with progress.phase("images", quiet=True):
+        for scenario in map(Scenario, chosen):
+            for platform in scenario.platforms:
+                wheelhouse.fill(
+                    wheelhouses_of(platform), scenario.cluster.os_release, LOGS / "wheelhouse.log", progress
+                )
+                variable = scenario.image_variable(platform)
+                if variable not in found:
+                    found[variable] = image_of(scenario, platform, state, progress)
+    state.remove()
     return found
 
 
