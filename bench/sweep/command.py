@@ -18,7 +18,7 @@ from bench.plan.schema import Plan
 from bench.report import command as report
 from bench.results.trial import Point
 from bench.sweep import evidence, executors, monitoring, run_folder, summary
-from bench.sweep.progress import console
+from bench.sweep.progress import console, lines_on_stderr
 from bench.sweep.runner import Sweep
 from cluster import lifecycle, tuning
 from cluster.core import config, worker_files
@@ -45,8 +45,6 @@ def run(args: argparse.Namespace) -> int:
     plan = schema.load(args.plan)
     name = args.run or Path(args.plan).stem
     run_folder.check_name(name)
-    # Standard output has the JSON and nothing else.
-    console.stderr = args.json
     state = State(args.env)
     cluster = state.cluster()
     if args.dry_run:
@@ -55,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
         available = executors.size(contract, cluster) if deployed else cluster.most_nodes()
         check.check(plan, contract, available, cluster.gpus_per_node)
         return dry_run(plan, contract, tuning.load(args.env), args.json)
-    with state.locked():
+    with state.locked(), lines_on_stderr() if args.json else nullcontext():
         return measure(args, plan, name, state)
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 
 from bench.results import dimensions
 from bench.results.trial import Point
@@ -12,6 +13,16 @@ from cluster.core import progress
 from cluster.core.terminal import Console
 
 console = Console(highlight=False, markup=False, soft_wrap=True, width=None if sys.stdout.isatty() else 150)
+
+
+@contextmanager
+def lines_on_stderr() -> Iterator[None]:
+    """For --json: standard output has the JSON and nothing else."""
+    console.stderr = True
+    try:
+        yield
+    finally:
+        console.stderr = False
 
 
 class Progress:

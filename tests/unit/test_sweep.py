@@ -61,6 +61,13 @@ def test_remaining_time_is_weighted_by_the_expected_time_of_each_trial(monkeypat
     assert shown.shown.current() == ["[2/3] a longer point: warming up; 3.0 min left"]
 
 
+def test_lines_leave_standard_output_to_the_json(capsys):
+    with progress.lines_on_stderr():
+        progress.console.print("measuring")
+    progress.console.print("done")
+    assert capsys.readouterr() == ("done\n", "measuring\n")
+
+
 def test_estimate_covers_every_point_and_the_launches(tmp_path):
     plan = load(tmp_path, batches=[32, 64])
     seconds = unfold.estimate(plan, unfold.points(plan, CLUSTER))
