@@ -103,6 +103,13 @@ def test_environment_that_is_deployed_keeps_its_subnets_while_its_networks_are_g
     assert "10.99.0.0/24 is in use by ENV=first;" in refused(project, machine)
 
 
+def test_networks_of_an_earlier_version_do_not_stop_their_own_cluster(project: Project, machine: Path) -> None:
+    for name, subnet in REQUIRED["networks"].items():
+        podman.add_network(machine, f"{ENV}-{name}", subnet, {"horovod-cluster": ENV})
+    done = project.run("cluster", "--env", ENV, "plan")
+    assert done.returncode == 0, last_line(done)
+
+
 def test_doctor_reports_a_subnet_in_use(project: Project, machine: Path) -> None:
     podman.add_network(machine, "other", "10.99.1.0/24")
     report = json.loads(project.run("cluster", "--env", ENV, "doctor", "--json").stdout)

@@ -36,12 +36,15 @@ def configured() -> list[Cluster]:
     return found
 
 
-def claims(here: Machine, own: str) -> list[Claim]:
-    """Subnets that others use: networks of podman, deployed environments, interfaces and routes."""
+def claims(here: Machine, own: str, name: str = "") -> list[Claim]:
+    """Subnets that others use: networks of podman, deployed environments, interfaces and routes.
+
+    A network of an earlier version has no owner once its nodes are gone. It belongs to the cluster that it names.
+    """
     found = [
         Claim(subnet, environment_of(network.owner) if network.owner else f"the podman network {network.name}")
         for network in here.networks
-        if network.owner != own
+        if network.owner != own and (network.owner or not name or network.cluster != name)
         for subnet in network.subnets
     ]
     for owner, cluster in deployed().items():
@@ -100,7 +103,7 @@ def check(here: Machine, state: State, cluster: Cluster) -> None:
         free = " and ".join(map(str, advise(here, cluster)))
         fix = f"write another name and free subnets such as {free}; `make env NAME=...` makes such a copy"
         raise UserError(f"cluster.name: {cluster.name} is in use by {holder}; {fix}")
-    taken = claims(here, own)
+    taken = claims(here, own, cluster.name)
     for field, text in cluster.networks.model_dump().items() if cluster.networks else ():
         wanted = ipaddress.IPv4Network(text)
         for claim in taken:
