@@ -131,6 +131,7 @@ def everything() -> list[Stage]:
         *molecule(roles),
         booting("end to end", "tests/e2e", *ignored("e2e", "sweep", "data", "baremetal"), seconds=140),
         Stage("testbeds", pytest("tests/testbeds", *ignored("testbeds", "gpulab_jobs", "virtualwall")), 60, slots=0.5),
+        Stage("fuzz", pytest("tests/fuzz"), seconds=120),
         Stage("aws", pytest("tests/aws"), seconds=106, slots=0.5),
         Stage("browser", pytest("tests/browser"), seconds=60),
         Stage("checkov", pytest("tests/checkov"), seconds=15),
