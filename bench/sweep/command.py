@@ -16,6 +16,7 @@ from typing import Any
 from bench.plan import check, schema, unfold
 from bench.plan.schema import Plan
 from bench.report import command as report
+from bench.results import dimensions
 from bench.results.trial import Point
 from bench.sweep import evidence, executors, monitoring, run_folder, summary
 from bench.sweep.progress import console, lines_on_stderr
@@ -111,7 +112,8 @@ def dry_run(plan: Plan, contract: Contract | None, tuned: dict[str, Tuning], as_
     if as_json:
         print(json.dumps({"trials": rows, "estimated_seconds": round(total)}, indent=1))
         return 0
-    columns = ("engine", "fabric", "nodes", "model", "batch", "compression", "estimated_seconds")
+    always = ("engine", "fabric", "nodes", "model", "batch", "compression")
+    columns = (*always, *dimensions.varying(points, without=always), "estimated_seconds")
     # Not a rich table: that takes half a minute for 50,000 rows.
     lines = [columns, *(tuple(str(row[column]) for column in columns) for row in rows)]
     widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]

@@ -81,3 +81,12 @@ def test_second_sweep_keeps_the_provenance_of_the_trials_that_are_there(deployed
     assert named == {32: "provenance.json", 64: "provenance.json", 96: "provenance-2.json"}
     done = deployed.run("bench", "report", deployed.results)
     assert "different environments (provenance.json, provenance-2.json): fabrics.1g" in done.stderr
+
+
+def test_dry_run_lists_no_two_rows_that_look_the_same(deployed: Project) -> None:
+    plan = {"nodes": [2], "batches": [32], "fabrics": ["1g"], "repeats": 2, "data": ["shards:/a", "shards:/b"]}
+    (deployed.tmp / "plan.yml").write_text(json.dumps(plan))
+    done = deployed.run("bench", "sweep", "--env", ENV, "--plan", deployed.tmp / "plan.yml", "--dry-run")
+    assert done.returncode == 0, last_line(done)
+    rows = [line for line in done.stdout.splitlines() if line.startswith("horovod")]
+    assert len(rows) == len(set(rows)) == 4
