@@ -8,6 +8,7 @@ checks packages against Debian's signed index.
 from __future__ import annotations
 
 import json
+import platform
 import re
 import subprocess
 from typing import Any
@@ -29,13 +30,16 @@ LOCKS = {
 Row = dict[str, Any]
 
 
-def wheels() -> list[Row]:
+def wheels(cluster: Cluster) -> list[Row]:
+    """What the Python of each machine installs: a lock also names packages for other Pythons and systems."""
     rows = []
     for name, where in LOCKS.items():
         path = ROOT / "requirements" / name
         if not path.exists():
             continue
-        for one in locks.read(path):
+        here = where.startswith("this machine")
+        python = platform.python_version() if here else config.PYTHONS[cluster.os_release]
+        for one in locks.installed_by(python, path):
             rows.append(row("wheel", one.requirement.name, one.version, list(one.hashes), where))
     return rows
 
@@ -93,7 +97,7 @@ def nvidia() -> list[Row]:
 def run(env: str, as_json: bool) -> int:
     cluster = config.load(env)
     state = State(env)
-    rows = debian(state, cluster) + nvidia() + wheels() + downloads() + images()
+    rows = debian(state, cluster) + nvidia() + wheels(cluster) + downloads() + images()
     if as_json:
         print(json.dumps(rows, indent=1))
         return 0
