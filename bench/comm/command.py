@@ -63,7 +63,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    state = State(args.env)
+    state = State.existing(args.env)
     with state.locked():
         return measure(args, read_output(state))
 

@@ -46,7 +46,7 @@ def push(folder: Path, env: str, name: str, progress: Progress) -> str:
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
         raise UserError(f"--name: {name!r} must be letters, digits, dots and dashes")
     shards.load_index(str(folder))
-    state = State(env)
+    state = State.existing(env)
     if not state.tfstate.exists():
         raise UserError(f"--env: nothing is deployed in {env}; run `make deploy ENV={env}`")
     contract = read_output(state)

@@ -24,13 +24,13 @@ from cluster.terraform import read_output
 
 
 def command(args: argparse.Namespace) -> int:
-    cores = args.cores or (2 if args.env else len(os.sched_getaffinity(0)))
+    cores = args.cores or (2 if args.env is not None else len(os.sched_getaffinity(0)))
     run = load(args.run) if args.run else None
     wanted = need(args.rate, run)
     progress = Progress(stderr=True)
 
     with progress.phase("data bench", quiet=True):
-        if args.env:
+        if args.env is not None:
             found = on_node(args.env, args.node, cores, args.seconds, args.locations, progress)
         else:
             with lock.measuring("local", progress.waiting):
@@ -46,7 +46,7 @@ def on_node(
     env: str, node: str | None, cores: int, seconds: float, locations: list[str], progress: Progress
 ) -> dict[str, Any]:
     """Measure on a node: only nodes reach the fabric. The default is the last one, which is not the head."""
-    state = State(env)
+    state = State.existing(env)
     if not state.tfstate.exists():
         raise UserError(f"--env: nothing is deployed in {env}; run `make deploy ENV={env}`")
     contract = read_output(state)

@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     plan = schema.load(args.plan)
     name = args.run or Path(args.plan).stem
     run_folder.check_name(name)
-    state = State(args.env)
+    state = State.existing(args.env)
     cluster = state.cluster()
     if args.dry_run:
         deployed = state.tfstate.exists()

@@ -218,7 +218,7 @@ class Steps:
 
 
 def run(args: argparse.Namespace) -> int:
-    state = State(args.env)
+    state = State.existing(args.env)
     with state.locked():
         return tune(args, state, read_output(state))
 

@@ -39,6 +39,12 @@ class State:
         self.lab_token = self.dir / "lab_token"
         self.lab_certificate, self.lab_key = self.dir / "lab.crt", self.dir / "lab.key"
 
+    @classmethod
+    def existing(cls, env: str) -> State:
+        """The state of an environment that inventories/ has; for commands that do not read its cluster.yml."""
+        config.env_dir(env)
+        return cls(env)
+
     def cluster(self) -> Cluster:
         """The configuration that is deployed; before the first deploy, that of cluster.yml."""
         return config.read(self.cluster_file) if self.cluster_file.exists() else config.load(self.env)

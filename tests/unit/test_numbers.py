@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from bench import cli as bench_cli
+from bench.worker import shards
 from cluster import cli as cluster_cli
+from cluster.core import config, paths, state
 
 PREDICT = "predict --gpus 8 --gpu v100 --rate-gbps 10"
 SENSELESS = [
@@ -48,4 +50,22 @@ def test_empty_path_is_refused(words: str, capsys, tmp_path, monkeypatch) -> Non
     monkeypatch.chdir(tmp_path)
     assert bench_cli.main([*words.split(), ""]) == 2
     assert "empty; give the path of a file or folder" in capsys.readouterr().err
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("command", ["comm", "tune", "sweep --dry-run", "data push x", "data bench x"])
+@pytest.mark.parametrize("env", ["", ".", "..", "nosuch", "../../x", "/tmp", "x" * 5000])
+def test_unknown_environment_is_refused_and_leaves_nothing(
+    command: str, env: str, capsys, tmp_path, monkeypatch
+) -> None:
+    for module in (config, state):
+        monkeypatch.setattr(module, "ROOT", tmp_path)
+    monkeypatch.setattr(paths, "require_checkout", lambda *_: None)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(shards, "load_index", lambda _: None)
+    bench_cli.main([*command.split(), "--env", env])
+    err = capsys.readouterr().err
+    assert err.startswith(f"bench: ENV={env[:20]}")
+    assert "no such environment" in err
+    assert err.count("\n") == 1
     assert not any(tmp_path.iterdir())
