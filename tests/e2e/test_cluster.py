@@ -60,6 +60,8 @@ def test_destroy_after_a_killed_deploy_leaves_nothing(phase):
     for line in process.stdout:
         if phase in line:
             break
+    else:
+        pytest.fail(f"the deploy never printed {phase}")
     time.sleep(0.7)
     process.send_signal(signal.SIGKILL)
     process.wait()
