@@ -117,7 +117,15 @@ class Progress:
     @contextmanager
     def _shown(self) -> Iterator[None]:
         if self.console.is_terminal and not self.console.is_dumb_terminal:
-            with Live(get_renderable=self._live, console=self.console, refresh_per_second=2, transient=True):
+            # Not redirected: rich would wrap the stream that shows control characters, and then write to it.
+            with Live(
+                get_renderable=self._live,
+                console=self.console,
+                refresh_per_second=2,
+                transient=True,
+                redirect_stdout=False,
+                redirect_stderr=False,
+            ):
                 yield
             return
         end = threading.Event()

@@ -13,10 +13,14 @@ import pytest
 from rich.console import Console
 
 from cluster.core import progress
+from cluster.core.config import ROOT
 from cluster.core.errors import InfraError
 from cluster.core.process import PlaybookTasks, run_logged
 from cluster.core.progress import Progress
 from cluster.terraform import Changes
+
+sys.path.insert(0, str(ROOT / "tests/e2e"))
+import silence
 
 PLAYBOOK = """
 PLAY [Install the roles] *******************************************************
@@ -233,3 +237,22 @@ def test_failing_watcher_ends_the_tool(tmp_path: Path) -> None:
         code = "import time; print('started', flush=True); time.sleep(300)"
         run_logged([sys.executable, "-c", code], tmp_path / "log", {}, "tool", watch=watch)
     assert time.monotonic() - begin < 200
+
+
+def test_live_line_reaches_the_terminal_as_it_is() -> None:
+    """The commands replace sys.stdout by a stream that shows control characters; the live line consists of them."""
+    code = (
+        "import sys, time\n"
+        "from cluster.core.printable import Printable\n"
+        "from cluster.core.progress import Progress\n"
+        "sys.stdout, sys.stderr = Printable(sys.stdout), Printable(sys.stderr)\n"
+        "shown = Progress()\n"
+        "with shown.phase('image', quiet=True):\n"
+        "    shown.now('root', 'unpacking')\n"
+        "    time.sleep(1.5)\n"
+        "    shown('a line that stays')\n"
+    )
+    found = silence.record([sys.executable, "-c", code], terminal=True, cwd=ROOT)
+    assert found.returncode == 0, found.text
+    assert "\x1b[2K" in found.text
+    assert "\\x" not in found.text
