@@ -24,7 +24,8 @@ def open_run(env: str, name: str, plan: Plan) -> RunFolder:
     check_name(name)
     run = RunFolder(store.RESULTS / env / name)
     path = run.folder / "plan.json"
-    if not path.exists() and not run.trials_file.exists():
+    # Trials without a plan, such as a file that somebody copied, are completed: each records how it was measured.
+    if not path.exists():
         return run
     where = f"results/{env}/{name}"
     try:
