@@ -8,7 +8,10 @@ import math
 import os
 from functools import partial
 from subprocess import DEVNULL, PIPE, Popen, TimeoutExpired
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
+from typing_extensions import TypedDict
 
 from bench.results.runs import Run, load
 from bench.sweep import executors
@@ -21,6 +24,30 @@ from cluster.core.progress import Progress
 from cluster.core.state import State
 from cluster.core.tables import columns
 from cluster.terraform import read_output
+
+
+class Rate(TypedDict):
+    stage: str
+    images_per_second: float
+    mb_per_second: float
+    images_per_second_per_core: float
+    cores: int
+    note: str
+
+
+class Backend(TypedDict):
+    kind: str
+    stages: list[Rate]
+    pipeline: Rate
+
+
+class Stages(TypedDict):
+    """What bench/worker/stages.py prints."""
+
+    cores: int
+    image_bytes: float
+    storage: Annotated[dict[str, Backend], Field(min_length=1)]
+    core: list[Rate]
 
 
 def command(args: argparse.Namespace) -> int:
@@ -72,7 +99,7 @@ def on_node(
     if code:
         last = (err.text().strip().splitlines() or ["no output"])[-1]
         raise (UserError if code == 2 else InfraError)(f"{place}: {last}")
-    return {"node": place, **files.answer(out.text(), f"{place}: stages", dict[str, Any])}
+    return {"node": place, **files.answer(out.text(), f"{place}: stages", Stages)}
 
 
 def need(rate: float | None, run: Run | None) -> dict[str, Any] | None:

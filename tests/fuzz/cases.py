@@ -137,6 +137,9 @@ def value(action: Any, draw: Random) -> str:
     usual = [str(choice) for choice in action.choices or ()] + USUAL.get(action.dest, [])
     if usual and draw.random() < 0.75:
         return draw.choice(usual)
+    if action.dest in ("out", "plot"):
+        # Where the user wants the output: elsewhere is not stray.
+        return draw.choice([text for text in STRINGS if not text.startswith((".", "/"))])
     return draw.choice(NUMBERS if draw.random() < (0.8 if action.type is not None else 0.4) else STRINGS)
 
 

@@ -112,6 +112,7 @@ class Sandbox:
     def __init__(self, tmp: Path) -> None:
         self.tmp = tmp
         self.project = copy_project(tmp / "project")
+        self.environments = {path.name for path in (self.project / "inventories").iterdir()}
         self.stubs = tmp / "stubs"
         self.template = tmp / "template"
         self.home, self.cache, self.temporary = tmp / "home", tmp / "cache", tmp / "tmp"
@@ -190,9 +191,11 @@ class Sandbox:
         for path in self.changing:
             shutil.rmtree(self.tmp / path, ignore_errors=True)
             shutil.copytree(self.template / path, self.tmp / path)
-        for extra in (self.project / ".state").iterdir():
-            if extra.name != ENV:
-                shutil.rmtree(extra) if extra.is_dir() else extra.unlink()
+        folders = {self.project / ".state": {ENV}, self.project / "inventories": {ENV, *self.environments}}
+        for folder, kept in folders.items():
+            for extra in folder.iterdir():
+                if extra.name not in kept:
+                    shutil.rmtree(extra) if extra.is_dir() else extra.unlink()
 
     def content(self, path: str) -> bytes:
         return (self.template / path).read_bytes()
@@ -203,9 +206,13 @@ class Sandbox:
             file = self.tmp / path
             file.parent.mkdir(parents=True, exist_ok=True)
             file.unlink(missing_ok=True) if content is None else file.write_bytes(content)
+        allowed = self.allowed
+        if "env" in case.argv[:3]:
+            # `cluster env` makes an environment.
+            allowed = [*allowed, str(self.project / "inventories")]
         request = {
             **{"command": case.command, "argv": [os.fsencode(word).hex() for word in case.argv], "env": case.env},
-            **{"cwd": str(self.tmp / "work"), "allowed": self.allowed, "stubs": str(self.stubs)},
+            **{"cwd": str(self.tmp / "work"), "allowed": allowed, "programs": str(self.tmp)},
             **{name: str(path) for name, path in self.streams.items()},
             "seconds": seconds,
         }
@@ -218,6 +225,7 @@ class Sandbox:
 
     def listing(self) -> set[str]:
         """Every file that a case must not touch."""
+        self.reset()
         changing = {str(self.tmp / path) for path in self.changing} | {str(self.project / ".state")}
         changing |= {str(self.template), str(self.tmp / "streams"), str(self.cache / "horovod-cluster")}
         found = set()

@@ -1,7 +1,7 @@
 """Runs commands in forks of a process that has already imported them: a case costs little and cannot harm the next.
 
 Reads one JSON request per line and answers with one JSON line. An audit hook in the fork records every write outside
-the allowed folders and every program outside the folder of stubs, and refuses every connection beyond this machine.
+the allowed folders and every program outside the sandbox, and refuses every connection beyond this machine.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def inside(path: object, folders: list[str]) -> bool:
     return any(text == folder or text.startswith(f"{folder}/") for folder in folders)
 
 
-def watch(allowed: list[str], stubs: str, findings: int) -> None:
+def watch(allowed: list[str], programs: str, findings: int) -> None:
     """Record what the command does outside its folders."""
 
     def record(text: str) -> None:
@@ -41,13 +41,13 @@ def watch(allowed: list[str], stubs: str, findings: int) -> None:
             writes = (isinstance(flags, int) and flags & WRITES) or (isinstance(mode, str) and set(mode) & set("wax+"))
             if writes and not inside(path, allowed):
                 record(f"writes {path!r}")
-        elif event in CHANGES:
+        elif event in CHANGES and not (event == "os.mkdir" and Path(args[0]).is_dir()):
             for path in args[: 2 if event in ("os.rename", "os.link") else 1]:
                 if not inside(path, allowed):
                     record(f"{event} {path!r}")
         elif event in ("subprocess.Popen", "os.exec", "os.posix_spawn"):
             program = os.fsdecode(args[0])
-            if "/" in program and not program.startswith(f"{stubs}/"):
+            if "/" in program and not program.startswith(f"{programs}/"):
                 record(f"starts {program}")
         elif event == "socket.connect" and isinstance(args[1], tuple) and args[1][0] not in ("127.0.0.1", "::1"):
             raise ConnectionRefusedError(111, "Connection refused")
@@ -67,7 +67,7 @@ def child(request: dict[str, Any], main: Any) -> None:
     sys.argv = [request["command"], *words]
     code = 1
     try:
-        watch(request["allowed"], request["stubs"], findings)
+        watch(request["allowed"], request["programs"], findings)
         code = main(words)
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else 0 if end.code is None else 1

@@ -10,6 +10,7 @@ from test_inventory import OUTPUT
 from bench.comm import command as comm
 from bench.comm import measure
 from bench.sweep.launch import SpecFile
+from bench.worker import links
 from bench.worker.protocol import CaseDone
 from cluster.core import contract, entry
 from cluster.core.errors import UserError
@@ -78,3 +79,16 @@ def test_rows_are_in_units_of_the_modelled_cluster(monkeypatch):
     assert row["busbw_gbps"] == pytest.approx(1.0)
     assert row["errors"] == 0
     assert sent[0].hosts == ("head", "w1")
+
+
+@pytest.mark.parametrize(
+    ("out", "err", "why"),
+    [
+        ('{"start": {}, "end": {}, "error": "unable to connect to server"}', "", "unable to connect to server"),
+        ("", "ssh: connect to host w1\nNo route to host\n", "No route to host"),
+        ("{", "", "{"),
+        ("", "", "no output"),
+    ],
+)
+def test_a_link_that_cannot_be_measured_gives_its_reason_not_the_json_of_iperf3(out: str, err: str, why: str) -> None:
+    assert links.reason(out, err) == why

@@ -88,6 +88,12 @@ def test_impossible_values_are_left_out_and_said(where: tuple[str, ...], value: 
     assert judged(folder).limit == "straggler"
 
 
+def test_emulated_trials_without_their_scale_model_are_still_explained(tmp_path: Path, capsys) -> None:
+    folder = str(copy("network-1g", tmp_path, lambda trial: trial.update(emulation=None)))
+    for argv in (["explain", folder], ["compare", folder, folder], ["export", folder]):
+        assert main(argv) == 0, capsys.readouterr().err
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e-300, 0.0])
 def test_step_time_that_nobody_can_measure_is_left_out_and_said(value: float, tmp_path: Path) -> None:
     def spoil(trial: dict) -> None:
