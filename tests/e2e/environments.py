@@ -9,6 +9,8 @@ from pathlib import Path
 
 import yaml
 
+from cluster.providers.local.provider import look_here
+
 ROOT = Path(__file__).resolve().parents[2]
 BIN = ROOT / ".venv/bin"
 
@@ -47,7 +49,8 @@ def podman(*words: str) -> str:
 def leftovers(name: str) -> list[str]:
     """What still exists of an environment: containers, networks, state, processes."""
     found = podman("ps", "-a", "--format={{.Names}}", f"--filter=label=horovod-cluster={name}").split()
-    found += podman("network", "ls", "-q", f"--filter=label=horovod-cluster={name}").split()
+    # With the settings of this project: podman's default backend may know other networks.
+    found += [network.name for network in look_here().networks if network.cluster == name]
     found += [str(ROOT / ".state" / name)] if (ROOT / ".state" / name).exists() else []
     found += [line for line in run("nft", "list", "tables").stdout.splitlines() if line.endswith(f"_{name}")]
     marker = f"HOROVOD_CLUSTER_STATE={ROOT / '.state' / name}".encode()
