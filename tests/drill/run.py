@@ -98,8 +98,7 @@ def check_processes(scene: Scene) -> None:
 
 
 def truth(scene: Scene) -> dict[str, str]:
-    rows = podman("ps", "-a", "--format={{.Names}} {{.State}}").splitlines()
-    states = dict(row.split() for row in rows)
+    states = {row["Names"][0]: row["State"] for row in json.loads(podman("ps", "-a", "--format=json") or "[]")}
     return {node: states.get(scene.container(node), "missing") for node in scene.nodes}
 
 
