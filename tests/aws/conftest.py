@@ -116,7 +116,7 @@ class Account:
 
     def root(self, nodes: int | None = None) -> Root:
         provider = self.provider(nodes)
-        provider.prepare(print)
+        provider.prepare(Progress(ENV))
         return Root(State(ENV), provider.cluster, provider)
 
     def apply(self, nodes: int | None = None) -> Contract:

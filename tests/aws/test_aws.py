@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from cluster.core.config import ROOT
+from cluster.core.progress import Progress
 from cluster.core.state import State
 
 ENV = "awstest"
@@ -138,7 +139,7 @@ def test_workers_share_a_placement_group_and_the_bucket_is_private_and_encrypted
 
 def test_host_keys_come_from_the_console(account):
     made = account.root().output()
-    account.provider().pin_host_keys(made, print)
+    account.provider().pin_host_keys(made, Progress(ENV))
     lines = State(ENV).known_hosts.read_text().splitlines()
     assert [line.split()[0] for line in lines] == [node.management_address for _, node in made.ordered()]
     assert all(line.split()[1] == "ssh-ed25519" for line in lines)
@@ -176,7 +177,7 @@ def test_stopped_node_is_started(account):
     provider = account.provider(3)
     made = account.root(3).output()
     assert provider.node_states(made)["w2"].state == "stopped"
-    assert provider.repair(made, print) == []
+    assert provider.repair(made, Progress(ENV)) == []
     assert provider.node_states(made)["w2"].state == "running"
 
 

@@ -17,6 +17,7 @@ import yaml
 
 from cluster.core import config
 from cluster.core.contract import parse
+from cluster.core.progress import Progress
 from cluster.core.state import State
 from cluster.providers import registry
 from cluster.terraform import Root, read_output
@@ -74,7 +75,7 @@ def boot_machine_room() -> None:
     state.prepare()
     loaded = config.load(ROOM)
     provider = registry.provider(state, loaded)
-    provider.ensure_image(print)
+    provider.ensure_image(Progress(ENV))
     Root(state, loaded, provider).apply([])
     # Unlike real machines, these hosts share two cores: waiting ranks must let others run.
     for name in NAMES:

@@ -23,6 +23,7 @@ from standins import gpulab as standin
 
 from cluster import image
 from cluster.core import config
+from cluster.core.progress import Progress
 from cluster.providers.gpulab import training_image
 
 ENV = "tbgpulab"
@@ -54,7 +55,7 @@ class Gpulab(Environment):
         self.variables |= {**self.state.environment(), "CONTAINERS_CONF": str(conf)}
         wanted = training_image.name(config.load(ENV))
         self.keep_image = image.exists(self.state, wanted)
-        self.image = training_image.build(self.state, config.load(ENV), print)
+        self.image = training_image.build(self.state, config.load(ENV), Progress(ENV))
         self.separate_networks = False
         self.remove_containers()
         for number in (0, 1):
