@@ -96,10 +96,12 @@ def on_node(
         except TimeoutExpired:
             process.kill()
             raise InfraError(f"{place}: timed out") from None
+        # Read to the end before the pipes are closed.
+        answer, problem = out.text(), err.text()
     if code:
-        last = (err.text().strip().splitlines() or ["no output"])[-1]
+        last = (problem.strip().splitlines() or ["no output"])[-1]
         raise (UserError if code == 2 else InfraError)(f"{place}: {last}")
-    return {"node": place, **files.answer(out.text(), f"{place}: stages", Stages)}
+    return {"node": place, **files.answer(answer, f"{place}: stages", Stages)}
 
 
 def need(rate: float | None, run: Run | None) -> dict[str, Any] | None:

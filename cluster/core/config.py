@@ -184,7 +184,7 @@ def rename_transports(values: dict[str, Any], label: str) -> None:
     new = {"rdma": "efa", "verbs": "efa"} if values.get("provider") == "aws" else {"rdma": "verbs"}
     for name, fabric in fabrics.items() if isinstance(fabrics, dict) else ():
         old = fabric.get("transport") if isinstance(fabric, dict) else None
-        if old in new:
+        if isinstance(old, str) and old in new:
             print(f"{label}: cluster.fabrics.{name}.transport: {old} is now {new[old]}; write that", file=sys.stderr)
             fabric["transport"] = new[old]
 

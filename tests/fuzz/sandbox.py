@@ -128,7 +128,8 @@ class Sandbox:
         self.allowed = [str(tmp / path) for path in self.changing]
         # A temporary file that stays is found at the end.
         self.allowed += [str(self.cache / "horovod-cluster"), str(self.temporary), "/dev"]
-        self.allowed += [str(self.project / ".state" / name) for name in (f"{ENV}.lock", "jupyter-url")]
+        known = [name for env in (ENV, *self.environments) for name in (env, f"{env}.lock")]
+        self.allowed += [str(self.project / ".state" / name) for name in (*known, "jupyter-url")]
         env = {
             **{"PATH": str(self.stubs), "HOME": str(self.home), "XDG_CACHE_HOME": str(self.cache)},
             **{"TMPDIR": str(self.temporary), "PYTHONPATH": str(self.project), "PYTHONDONTWRITEBYTECODE": "1"},

@@ -91,6 +91,7 @@ def test_count_given_on_the_command_line_wins(env):
         ({"admin_cidrs": ["fd00::/64"]}, "cluster.admin_cidrs.0: fd00::/64 is IPv6"),
         ({"fabrics": {"1g": {"rate_gbps": 1e-9}}}, "cluster.fabrics.1g.rate_gbps"),
         ({"fabrics": {"1g": {"rate_gbps": float("inf")}}}, "not YAML: inf is not a finite number"),
+        ({"fabrics": {"1g": {"rate_gbps": 1, "transport": {"x": []}}}}, "cluster.fabrics.1g.transport"),
         ({"gpus_per_node": 8}, "gpus_per_node: 8, but nodes of provider local have no GPUs"),
         ({"name": "x" * 5000}, "cluster.name"),
         ({"x" * 5000: 1}, "unknown field"),
