@@ -33,7 +33,7 @@ RATE_TOLERANCE = 0.01
 RANK = (
     "import os, torch, horovod.torch as hvd; hvd.init(); "
     "total = hvd.allreduce(torch.ones(1), op=hvd.Sum, name='proof').item(); "
-    "print('ranks', hvd.size(), 'sum', int(total), flush=True); os._exit(0)"
+    "print('ranks', hvd.size(), 'sum', int(total), flush=True); hvd.shutdown(); os._exit(0)"
 )
 PROOF_TIMEOUT = 300
 # CURRENT in ansible/files/validate_cluster.py
@@ -132,5 +132,6 @@ def launch(env: str, contract: Contract, names: list[str]) -> list[str]:
 
 
 def last_line(text: str) -> str:
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    # MPI frames its messages with dashes.
+    lines = [line.strip() for line in text.splitlines() if line.strip(" -")]
     return printable(lines[-1])[:300] if lines else ""

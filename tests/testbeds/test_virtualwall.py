@@ -24,6 +24,7 @@ from cluster import image
 from cluster.core import config
 from cluster.core.errors import InfraError
 from cluster.core.progress import Progress
+from cluster.providers.local.provider import look_here
 from cluster.providers.virtualwall import experiment
 
 ENV = "tbvwall"
@@ -70,6 +71,13 @@ class Wall(Environment):
     def script(self, **values: str) -> None:
         (self.folder / "wall/script.json").write_text(json.dumps(values))
 
+    def remove_nodes(self) -> None:
+        """Of this run and of earlier ones that were killed, whose folders differ."""
+        here = look_here()
+        for owner in {one.owner for one in (*here.containers, *here.networks) if one.cluster == ENV and one.owner}:
+            spec = json.dumps({"cluster": ENV, "state_dir": owner})
+            self.run(BIN / "python", "-m", standin.NODE_TOOL, "remove-leftovers", INPUT=spec)
+
     def containers(self) -> list[str]:
         label = f"--filter=label=horovod-cluster={ENV}"
         return self.run("podman", "ps", "-a", "--format={{.Names}}", label).stdout.split()
@@ -82,14 +90,14 @@ class Wall(Environment):
 @pytest.fixture(scope="module")
 def wall(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Wall]:
     found = Wall(tmp_path_factory.mktemp("vwall"))
+    found.remove_nodes()
     try:
         yield found
     finally:
         found.script()
         if found.inventory.exists():
             found.cluster("destroy", ok=False)
-        spec = json.dumps({"cluster": ENV})
-        found.run(BIN / "python", "-m", standin.NODE_TOOL, "remove-leftovers", ok=False, INPUT=spec)
+        found.remove_nodes()
         found.remove_files()
 
 
