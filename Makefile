@@ -15,7 +15,7 @@ deploy plan status doctor scale shell env destroy clean bench comm tune lab adop
 perf-first perf-deploy perf-comm: NEEDS := nodes
 check: NEEDS := check
 docs: NEEDS := browser
-test test-cuda: NEEDS := nodes check browser
+test test-long test-cuda drill: NEEDS := nodes check browser
 .DEFAULT_GOAL := help
 .PHONY: $(shell sed -n 's/^\([a-z-]*\):.*\#\#.*/\1/p' Makefile)
 
@@ -113,6 +113,10 @@ test-terraform: setup ## run the Terraform tests alone
 
 test-cuda: setup ## compile Horovod and the NVIDIA driver without a GPU: 3 GB, a quarter of an hour
 	@$(VENV)/python tests/molecule/run.py -j 1 horovod/cuda nvidia_driver/forced
+
+test-long: test-cuda ## run what make test has no time for: CUDA builds, every repair of doctor, three drills: about two hours
+	@$(VENV)/pytest -v tests/long
+	@for seed in 1 2 3; do $(VENV)/python tests/drill/run.py --minutes 20 --seed $$seed || exit 1; done
 
 drill: setup ## break local nodes, controller and disk during sweeps and check that nothing is lost   [MINUTES=20 SEED=1]
 	@$(VENV)/python tests/drill/run.py --minutes $(or $(MINUTES),20) --seed $(or $(SEED),1)

@@ -34,7 +34,11 @@ PYTHON = f"{layout()['venv']}/bin/python"
 
 
 class Probe(TypedDict):
+    """What bench/worker/gpulab_job.py prints."""
+
+    jobs: int
     unreachable: list[str]
+    interface: str
 
 
 class Deployment:
