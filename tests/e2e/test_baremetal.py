@@ -75,8 +75,9 @@ def boot_machine_room() -> None:
     state.prepare()
     loaded = config.load(ROOM)
     provider = registry.provider(state, loaded)
-    provider.ensure_image(Progress(ENV))
-    Root(state, loaded, provider).apply([])
+    progress = Progress(ROOM)
+    provider.ensure_image(progress)
+    Root(state, loaded, provider).apply([], progress)
     # Unlike real machines, these hosts share two cores: waiting ranks must let others run.
     for name in NAMES:
         on(

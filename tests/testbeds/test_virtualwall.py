@@ -76,7 +76,8 @@ class Wall(Environment):
         here = look_here()
         for owner in {one.owner for one in (*here.containers, *here.networks) if one.cluster == ENV and one.owner}:
             spec = json.dumps({"cluster": ENV, "state_dir": owner})
-            self.run(BIN / "python", "-m", standin.NODE_TOOL, "remove-leftovers", INPUT=spec)
+            conf = str(self.state.dir / "containers.conf")
+            self.run(BIN / "python", "-m", standin.NODE_TOOL, "remove-leftovers", INPUT=spec, CONTAINERS_CONF=conf)
 
     def containers(self) -> list[str]:
         label = f"--filter=label=horovod-cluster={ENV}"
