@@ -12,15 +12,16 @@ from subprocess import DEVNULL, PIPE
 from cluster.core.process import die_with_parent
 from cluster.core.progress import Progress
 
-# Prints every two seconds "apt FETCHED INSTALLED" while packages are installed, then "horovod COMPILED TOTAL" while the
-# role horovod compiles, and "end" when its wheel is there. Each file has a rule in a build.make.
+# Prints every two seconds "apt FETCHED INSTALLED" while packages are installed, then "horovod COMPILED TOTAL MB" while
+# the role horovod compiles, and "end" when its wheel is there. Each file has a rule in a build.make.
 WATCH = """
 cd /
 while sleep 2; do
   if ls /var/tmp/horovod-build/dist/*.whl >/dev/null 2>&1; then break
   elif build=$(ls -d /var/tmp/horovod-build/build/temp*/RelWithDebInfo 2>/dev/null); then
     total=$(grep -rhc --include=build.make 'Building C' "$build" | awk '{n += $1} END {print n}')
-    echo "horovod $(find "$build" -name '*.o' | wc -l) $total"
+    memory=$(ps -C cc1plus -o rss= | awk '{n += $1} END {print int(n / 1024)}')
+    echo "horovod $(find "$build" -name '*.o' | wc -l) $total $memory"
   elif pgrep -x dpkg >/dev/null || ls /var/cache/apt/archives/partial/* >/dev/null 2>&1; then
     echo "apt $(ls /var/cache/apt/archives | grep -c '[.]deb$') $(ls /var/lib/dpkg/info | grep -c '[.]list$')"
   else echo idle
@@ -62,10 +63,11 @@ def read(watcher: subprocess.Popen[str], progress: Progress) -> None:
             case ["apt", fetched, installed]:
                 progress.now("apt", f"{fetched} packages fetched, {installed} installed")
                 continue
-            case ["horovod", done, total] if total != "0":
+            case ["horovod", done, total, memory] if total != "0":
                 begin = begin or time.monotonic()
                 compiled = f"{done} of {total} files"
-                progress.now("horovod", f"{compiled} compiled")
+                # The largest file takes half a minute; its memory shows that the compiler goes on.
+                progress.now("horovod", f"{compiled} compiled, compiler uses {memory} MB")
             case ["end"] if compiled:
                 progress.now("horovod", "")
                 progress(f"  Horovod compiled in {time.monotonic() - begin:.1f} s ({compiled})")

@@ -21,13 +21,13 @@ class Shown:
 def test_the_count_is_shown_and_the_end_becomes_a_line():
     shown = Shown()
     # In place of SSH: the script that follows is printed by sh as one word, and the next words are what a node prints.
-    login = ["sh", "-c", "printf 'apt 7 150\\nhorovod 3 12\\nhorovod 12 12\\nend\\n'; exec sleep 60"]
+    login = ["sh", "-c", "printf 'apt 7 150\\nhorovod 3 12 500\\nhorovod 12 12 0\\nend\\n'; exec sleep 60"]
     with background.shown([login], shown):
         deadline = time.monotonic() + 20
         while not shown.lines and time.monotonic() < deadline:
             time.sleep(0.05)
     assert ("apt", "7 packages fetched, 150 installed") in shown.texts
-    assert ("horovod", "3 of 12 files compiled") in shown.texts
+    assert ("horovod", "3 of 12 files compiled, compiler uses 500 MB") in shown.texts
     assert "Horovod compiled in" in shown.lines[0]
     assert "(12 of 12 files)" in shown.lines[0]
     assert shown.texts[-2:] == [("apt", ""), ("horovod", "")]
