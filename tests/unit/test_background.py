@@ -20,7 +20,7 @@ class Shown:
 
 def test_the_count_is_shown_and_the_end_becomes_a_line():
     shown = Shown()
-    # In place of SSH: the script that follows is printed by sh as one word, and the next words are what a node prints.
+    # In place of SSH: prints what the script prints on a node. The script itself becomes an argument that sh ignores.
     login = ["sh", "-c", "printf 'apt 7 150\\nhorovod 3 12 500\\nhorovod 12 12 0\\nend\\n'; exec sleep 60"]
     with background.shown([login], shown):
         deadline = time.monotonic() + 20
