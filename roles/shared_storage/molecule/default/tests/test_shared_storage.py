@@ -36,7 +36,7 @@ def test_each_node_reads_what_the_other_writes(nodes):
 
 
 def test_only_the_training_account_can_write_to_its_folders(nodes):
-    for folder in ("datasets", "results", "notebooks"):
+    for folder in ("datasets", "results", "notebooks", "examples", "runs", "packages", "venvs"):
         for name in nodes.names:
             assert nodes[name].check_output(f"stat -c '%U %a' /shared/{folder}") == "horovod 755"
     assert nodes["w1"].run("runuser -u nobody -- touch /shared/results/mine").rc != 0
