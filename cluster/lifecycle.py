@@ -129,7 +129,13 @@ def apply(found: Found, progress: Progress) -> Contract:
             known = root.output()
     elif not found.adopted:
         provider.remove_leftovers()
-    root.apply(sorted({*(provider.repair(known, progress) if known else []), *found.addresses()}), progress)
+    replace = sorted({*(provider.repair(known, progress) if known else []), *found.addresses()})
+    try:
+        root.apply(replace, progress)
+    except InfraError:
+        # Something else may have taken our name or a subnet since the check, while an image was built; say who has it.
+        provider.check()
+        raise
     root.cluster_file.replace(state.cluster_file)
     return root.output()
 

@@ -16,6 +16,8 @@ BIN = ROOT / ".venv/bin"
 sys.path.insert(0, str(ROOT))
 
 from cluster.core.state import State  # noqa: E402
+from cluster.providers.local import machine  # noqa: E402
+from cluster.providers.local.provider import podman_settings  # noqa: E402
 
 SUDO = [] if os.geteuid() == 0 else ["sudo", "-n"]
 
@@ -59,6 +61,11 @@ class Scene:
         """podman WORDS victim."""
         podman(*words, self.container(self.victim))
 
+    def restart(self) -> None:
+        # With our settings: podman's default backend may not know the networks, and the node would not start.
+        with podman_settings() as settings:
+            machine.podman("restart", "-t", "0", self.container(self.victim), env=settings)
+
     def inside(self, *words: str) -> None:
         podman("exec", self.container(self.victim), *words)
 
@@ -92,7 +99,7 @@ FAULTS = [
     Fault("node killed", lambda s: s.node("kill"), state="exited"),
     Fault("node removed", lambda s: s.node("rm", "-f", "-t", "0"), state="missing"),
     Fault("node paused", lambda s: s.node("pause"), state="paused"),
-    Fault("node restarted", lambda s: s.node("restart", "-t", "0"), healthy=True),
+    Fault("node restarted", lambda s: s.restart(), healthy=True),
     Fault("firewall stopped", lambda s: s.inside("systemctl", "stop", "nftables")),
     Fault("SSH server stopped", lambda s: s.inside("systemctl", "stop", "ssh.socket", "ssh.service")),
     Fault("rate left behind", leave_a_rate),

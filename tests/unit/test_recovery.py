@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from standins import podman
 
-from cluster import recovery, terraform
+from cluster import lifecycle, recovery, terraform
 from cluster.core import config, state, tfstate
 from cluster.core.errors import InfraError, UserError
 from cluster.core.progress import Progress
@@ -224,3 +224,18 @@ def test_state_without_a_deployment_gives_one_line(live: Environment, content: s
 def test_addresses_are_those_of_terraforms_module() -> None:
     text = (Path(__file__).parents[2] / "terraform/modules/nodes/main.tf").read_text()
     assert f"first = {provider.FIRST_ADDRESS}\n" in text
+
+
+def test_deploy_names_who_took_a_subnet_while_the_image_was_built(
+    live: Environment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live.state.tfstate.unlink()
+    found = live.examine()
+
+    def taken(*_: object) -> None:
+        podman.add_network(live.machine, "other-fabric", NETWORKS["fabric"])
+        raise InfraError("podman network failed: Error: subnet is already used on the host or by another config")
+
+    monkeypatch.setattr(lifecycle.Root, "apply", taken)
+    with pytest.raises(UserError, match=r"cluster.networks.fabric: 10.99.1.0/24 is in use by .*other.* free subnets:"):
+        lifecycle.apply(found, Progress("try"))
