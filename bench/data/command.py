@@ -26,6 +26,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     make.add_argument("--images", type=Whole(1, 10**9), required=True, metavar="N", help="number of images")
     make.add_argument("--out", type=named_path, required=True, metavar="DIR", help="folder of the data set")
     make.add_argument("--seed", type=SEED, default=1, help="random seed of the images (default 1)")
+    make.add_argument("--classes", type=Whole(2, 1000), default=1000, metavar="N", help="classes (default 1000)")
     make.add_argument("--shard-mb", type=SHARD_MB, default=1000, help="size of a shard in MB (default 1000)")
     shard = actions.add_parser("shard", help="pack an ImageNet folder tree into shards")
     shard.add_argument(
@@ -86,13 +87,15 @@ def make(args: argparse.Namespace) -> int:
     per_shard = max(1, round(args.shard_mb * 1e6 / standin.MEAN_BYTES))
     facts = {
         "kind": "synthetic images with the sizes of ImageNet",
-        "source": f"bench data make --images {args.images} --seed {args.seed} --shard-mb {args.shard_mb:g}",
-        "classes": standin.CLASSES,
+        # The version is part of the source, so that no shards of an older version are kept.
+        "source": f"bench data make --images {args.images} --seed {args.seed} --classes {args.classes}"
+        f" --shard-mb {args.shard_mb:g}, images of version {standin.VERSION}",
+        "classes": args.classes,
     }
 
     def item(number: int) -> writer.Item:
-        key, load = standin.key(number), partial(standin.image, args.seed, number)
-        return writer.Item(key, standin.label(args.seed, number), load, key)
+        key, load = standin.key(number), partial(standin.image, args.seed, number, args.classes)
+        return writer.Item(key, standin.label(args.seed, number, args.classes), load, key)
 
     groups = []
     for first in range(0, args.images, per_shard):

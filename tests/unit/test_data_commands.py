@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import random
 import shutil
@@ -47,6 +48,27 @@ def test_stand_in_has_imagenets_shape():
     assert 90_000 < numpy.mean([len(one) for one in made]) < 130_000
     assert sizes.count((500, 375)) > 20
     assert len({standin.label(1, number) for number in range(2000)}) > 800
+
+
+def test_classes_of_the_stand_in_can_be_told_apart():
+    """By the nearest mean colour, on images that the means were not computed from: far above chance."""
+    labels = numpy.array([standin.label(1, number, 10) for number in range(160)])
+    colours = numpy.array([numpy.median(decoded(standin.image(1, number, 10)), (0, 1)) for number in range(160)])
+    means = numpy.array([colours[:120][labels[:120] == label].mean(0) for label in range(10)])
+    found = numpy.linalg.norm(colours[120:, None] - means, axis=2).argmin(1)
+    assert (found == labels[120:]).mean() > 0.5
+
+
+def decoded(data: bytes) -> numpy.ndarray:
+    return numpy.asarray(Image.open(io.BytesIO(data)))
+
+
+def test_make_keeps_no_shards_of_older_images(tmp_path, monkeypatch, capsys):
+    options = ["data", "make", "--images", "2", "--out", str(tmp_path / "a")]
+    assert main(options) == 0
+    monkeypatch.setattr(standin, "VERSION", standin.VERSION + 1)
+    assert main(options) == 2
+    assert "another data set" in capsys.readouterr().err
 
 
 def test_make_depends_on_the_seed_alone(tmp_path):
