@@ -1,8 +1,8 @@
 """Synthetic images with ImageNet's sizes: JPEG, mostly 500 x 375, about 110 KB, 1,000 classes that a network can learn.
 
-A class is a pattern in two colours: its number's last digit gives the bright colour, the one before the dark colour, the
-rest the direction of the stripes. An image depends only on the seed, its number and the number of classes, so any part
-of the set can be made again.
+A class is a pattern in two colours: its number's last digit gives the bright colour, the one before the dark colour,
+the rest the direction of the stripes. An image depends only on the seed, its number and the number of classes, so any
+part of the set can be made again.
 """
 
 from __future__ import annotations
@@ -76,5 +76,5 @@ def pattern(draw: numpy.random.Generator, number: int, width: int, height: int) 
     x = numpy.arange(width, dtype=numpy.float32) * numpy.float32(math.cos(angle) * stripes)
     y = numpy.arange(height, dtype=numpy.float32) * numpy.float32(math.sin(angle) * stripes)
     wave = numpy.sin(y[:, None] + x + numpy.float32(draw.uniform(0, 2 * math.pi)))[..., None]
-    share = numpy.clip(0.65 + wave, 0, 1)
-    return dark + (bright - dark) * share
+    share = numpy.clip(wave + numpy.float32(0.65), 0, 1)
+    return numpy.asarray(dark + (bright - dark) * share, numpy.float32)
