@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from subprocess import CompletedProcess
 
@@ -16,7 +13,6 @@ from cluster.core.config import layout
 from cluster.core.contract import Contract
 from cluster.core.errors import InfraError
 from cluster.core.printable import printable
-from cluster.core.progress import Progress
 from cluster.core.state import State
 
 VENV = layout()["venv"]
@@ -58,25 +54,10 @@ class Rate(TypedDict):
     mbit: float | None
 
 
-@contextmanager
-def validation_shown(contract: Contract, progress: Progress) -> Iterator[None]:
-    """Show what validate_cluster.py does on the head: one Ansible task, which takes a minute on a busy machine."""
-    end = threading.Event()
-
-    def read() -> None:
-        while not end.wait(SHOW_SECONDS):
-            done = ssh.run_on_all(contract, [contract.head], f"cat {CURRENT}", timeout=10)[contract.head]
-            if not done.returncode and not end.is_set():
-                progress.now("links", printable(done.stdout.strip())[:100])
-
-    thread = threading.Thread(target=read, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        end.set()
-        thread.join()
-        progress.now("links", "")
+def validation_now(contract: Contract) -> str:
+    """What validate_cluster.py does on the head: one Ansible task, which takes a minute on a busy machine."""
+    done = ssh.run_on_all(contract, [contract.head], f"cat {CURRENT}", timeout=10)[contract.head]
+    return "" if done.returncode else printable(done.stdout.strip())[:100]
 
 
 def look(state: State, contract: Contract) -> dict[str, Health]:

@@ -13,8 +13,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -193,23 +192,10 @@ def make_base(state: State, release: str, image: str, progress: Progress) -> Non
         run_logged([*sudo(), "podman", "import", "--quiet", tar, image], log, env, "podman import")
 
 
-@contextmanager
-def written(progress: Progress) -> Iterator[None]:
-    """Show how much the disk fills meanwhile: podman itself prints nothing for half a minute."""
-    ended, before = threading.Event(), shutil.disk_usage("/var").used
-
-    def show() -> None:
-        while not ended.wait(1):
-            grown = max(0, shutil.disk_usage("/var").used - before)
-            progress.now("image", f"writing the image: {grown / 1e6:.0f} MB on the disk")
-
-    thread = threading.Thread(target=show)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()
+def disk_growth() -> Callable[[], str]:
+    """Say how much the disk has filled since now: podman itself prints nothing for half a minute."""
+    before = shutil.disk_usage("/var").used
+    return lambda: f"writing the image: {max(0, shutil.disk_usage('/var').used - before) / 1e6:.0f} MB on the disk"
 
 
 def bake(
@@ -260,7 +246,7 @@ def bake(
             run_logged(argv, log, env, "ansible/image.yml", watch=show)
         with progress.part("image", "stopping the node"):
             podman("stop", "-t", "20", container)
-        with progress.part("image", "writing the image", "image written"), written(progress):
+        with progress.part("image", "writing the image", "image written"), progress.polled("image", disk_growth()):
             podman("commit", "--quiet", container, image)
     finally:
         with progress.part("image", "removing the node"):

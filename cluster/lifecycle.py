@@ -99,7 +99,7 @@ def deploy(env: str, nodes: int | None, as_json: bool, yes: bool = False, replac
         with progress.phase("ansible: configure"), background.shown(logins, progress):
             progress(f"ansible changed {count_changes(playbook(state, 'site.yml', progress))} things")
         with progress.phase("validate"):
-            with health.validation_shown(contract, progress):
+            with progress.polled("links", lambda: health.validation_now(contract), health.SHOW_SECONDS):
                 playbook(state, "validate.yml", progress)
             with progress.part("horovod", "training one step on all nodes"):
                 proof = health.prove(state, contract)

@@ -9,7 +9,6 @@ import hashlib
 import os
 import shutil
 import sys
-import threading
 import zipfile
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -80,43 +79,36 @@ def for_nodes(release: str) -> list[str]:
     ]
 
 
-def fill(names: Iterable[str], release: str, log: Path, progress: Progress | None = None) -> dict[str, Path]:
+def fill(names: Iterable[str], release: str, log: Path, progress: Progress) -> dict[str, Path]:
     """Download the packages of these locks, and Horovod's source, into the cache, side by side; name -> folder."""
     wanted = {name: folder(name, release) for name in names}
     missing = [name for name, path in wanted.items() if not (path / COMPLETE).exists()]
     if not missing:
         return wanted
-    ended = threading.Event()
-    counter = threading.Thread(target=show_size, args=([wanted[name] for name in missing], progress, ended))
-    counter.start()
-    try:
-        with ThreadPoolExecutor(len(missing)) as pool:
-            for done in [pool.submit(fill_one, name, release, log.with_stem(f"wheels-{name}")) for name in missing]:
-                done.result()
-    finally:
-        ended.set()
-        counter.join()
+    folders = [wanted[name] for name in missing]
+    text = "fetching Python packages"
+    with (
+        progress.part("wheels", text, "Python packages for the nodes fetched"),
+        progress.polled("wheels", lambda: f"{size(folders) / 1e6:.0f} MB of Python packages fetched"),
+        ThreadPoolExecutor(len(missing)) as pool,
+    ):
+        for done in [pool.submit(fill_one, name, release, log.with_stem(f"wheels-{name}")) for name in missing]:
+            done.result()
     return wanted
 
 
-def show_size(folders: list[Path], progress: Progress | None, ended: threading.Event) -> None:
-    def size(path: Path) -> int:
+def size(folders: list[Path]) -> int:
+    total = 0
+    for path in (path for folder in folders for path in folder.rglob("*")):
         with suppress(OSError):  # pip renames files
-            return path.stat().st_size
-        return 0
-
-    if progress is None:
-        return
-    with progress.part("wheels", "fetching Python packages", "Python packages for the nodes fetched"):
-        while not ended.wait(1):
-            fetched = sum(size(path) for folder in folders for path in folder.rglob("*"))
-            progress.now("wheels", f"{fetched / 1e6:.0f} MB of Python packages fetched")
+            total += path.stat().st_size
+    return total
 
 
 def fill_one(name: str, release: str, log: Path) -> None:
     target = folder(name, release)
     needed = packages(name, release)
-    # pip downloads into a temporary folder first. Here show_size counts it.
+    # pip downloads into a temporary folder first. Here size counts it.
     temporary = target / "tmp"
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)

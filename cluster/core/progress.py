@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -90,6 +90,25 @@ class Progress:
             self.now(name, "")
         if done:
             self(f"  {done} in {time.monotonic() - start:.1f} s")
+
+    @contextmanager
+    def polled(self, name: str, read: Callable[[], str], seconds: float = 1.0) -> Iterator[None]:
+        """A part whose text a thread reads again and again while the block runs. An empty text changes nothing."""
+        end = threading.Event()
+
+        def show() -> None:
+            while not end.wait(seconds):
+                if (text := read()) and not end.is_set():
+                    self.now(name, text)
+
+        thread = threading.Thread(target=show, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            end.set()
+            thread.join()
+            self.now(name, "")
 
     @contextmanager
     def phase(self, name: str, *, quiet: bool = False) -> Iterator[None]:

@@ -11,6 +11,7 @@ import pytest
 from cluster import cli, lab, terraform, wheelhouse
 from cluster.core import config, contract, state
 from cluster.core.errors import UserError
+from cluster.core.progress import Progress
 from cluster.core.sections import JupyterLab
 from cluster.core.state import State
 
@@ -142,10 +143,10 @@ def test_each_lock_has_its_own_wheelhouse_that_is_filled_once(tmp_path, monkeypa
     monkeypatch.setattr(wheelhouse, "CACHE", tmp_path)
     filled = []
     monkeypatch.setattr(wheelhouse, "run_logged", lambda argv, *_: filled.append(argv))
-    found = wheelhouse.fill(["jupyterlab"], "bookworm", tmp_path / "log")
+    found = wheelhouse.fill(["jupyterlab"], "bookworm", tmp_path / "log", Progress())
     assert list(found) == ["jupyterlab"]
     assert (
         found["jupyterlab"] == wheelhouse.folder("jupyterlab", "bookworm") != wheelhouse.folder("horovod", "bookworm")
     )
-    assert wheelhouse.fill(["jupyterlab"], "bookworm", tmp_path / "log") == found
+    assert wheelhouse.fill(["jupyterlab"], "bookworm", tmp_path / "log", Progress()) == found
     assert len(filled) == 1

@@ -14,6 +14,7 @@ from packaging.utils import canonicalize_name
 from cluster import cli, lifecycle, wheelhouse
 from cluster.core import config, locks
 from cluster.core.errors import UserError
+from cluster.core.progress import Progress
 
 # Debian 12's own, Ubuntu 24.04's, Debian 13's.
 PYTHONS = ("3.11.2", "3.12.3", "3.13.5")
@@ -102,7 +103,7 @@ def test_packages_are_those_of_the_nodes_python_whatever_the_controllers(tmp_pat
     commands = []
     monkeypatch.setattr(wheelhouse, "run_logged", lambda argv, *_: commands.append([str(word) for word in argv]))
     folders = {
-        release: wheelhouse.fill(["jupyterlab"], release, tmp_path / "log")["jupyterlab"]
+        release: wheelhouse.fill(["jupyterlab"], release, tmp_path / "log", Progress())["jupyterlab"]
         for release in ("bookworm", "trixie")
     }
     assert len(set(folders.values())) == 2

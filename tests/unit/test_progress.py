@@ -80,6 +80,24 @@ def test_log_gets_no_repeated_line_while_other_lines_follow_each_other(monkeypat
     assert len(out.getvalue().splitlines()) == 3
 
 
+def test_polled_part_shows_what_is_read_until_the_block_ends() -> None:
+    progress = Progress("x")
+    answers = iter(["", "1 MB"])
+    read = threading.Event()
+
+    def answer() -> str:
+        text = next(answers, "2 MB")
+        if text == "2 MB":
+            read.set()
+        return text
+
+    with progress.polled("wheels", answer, 0.001):
+        assert read.wait(10)
+        while progress.current() != ["2 MB"]:
+            time.sleep(0.001)
+    assert progress.current() == []
+
+
 def test_terminal_shows_one_line_and_one_more_per_part() -> None:
     shown, out = make(terminal=True)
     with shown.phase("image"):
