@@ -96,7 +96,7 @@ def clean_packages(here: Machine, settings: Mapping[str, str]) -> int:
     mounted = mounts(settings)
     current = {wheelhouse.folder(name, release) for name in wheelhouse.LOCKS for release in config.PYTHONS}
     removed = 0
-    for folder in sorted(path for kind in CACHE.iterdir() if kind.is_dir() for path in kind.iterdir()):
+    for folder in sorted(entries()):
         stale = folder.parent.name == "wheelhouse" and folder not in current and users <= own
         if folder in mounted:
             reason = f"the container {mounted[folder]} uses it"
@@ -109,6 +109,13 @@ def clean_packages(here: Machine, settings: Mapping[str, str]) -> int:
             continue
         print(f"kept    {folder}: {reason}")
     return removed
+
+
+def entries() -> Iterator[Path]:
+    """What is kept or removed as a whole: each wheelhouse, the wheels of each build, and each installed program."""
+    for folder in CACHE.iterdir():
+        if folder.is_dir():
+            yield from folder.iterdir() if folder.name in ("wheelhouse", "horovod") else [folder]
 
 
 def mounts(settings: Mapping[str, str]) -> dict[Path, str]:

@@ -124,6 +124,19 @@ def test_clean_removes_everything_that_nothing_uses(project: Project, machine: P
     assert not (project.folder / ".state").exists()
 
 
+def test_clean_keeps_or_removes_a_program_as_a_whole(project: Project, machine: Path) -> None:
+    boot_elsewhere(machine)
+    program = machine / "cache/horovod-cluster/uv-0.1"
+    (program / "bin").mkdir(parents=True)
+    done = project.run("cluster", "--env", ENV, "clean")
+    assert [line for line in done.stdout.splitlines() if "uv-0.1" in line and f"kept    {program}:" not in line] == []
+    assert (program / "bin").exists()
+    podman.write(machine, podman.read(machine) | {"containers": {}})
+    done = project.run("cluster", "--env", ENV, "clean")
+    assert f"removed {program}\n" in done.stdout
+    assert not program.exists()
+
+
 def test_clean_keeps_an_image_and_packages_of_any_container(project: Project, machine: Path) -> None:
     boot_elsewhere(machine)
     used, unused = fill_cache(machine)
