@@ -2,7 +2,7 @@
 ENV ?= local
 NODES ?=
 NODE ?= head
-PLAN ?= quick
+PLAN ?=
 VENV := .venv/bin
 CLUSTER := $(VENV)/cluster --env $(ENV)
 export MODE
@@ -54,7 +54,7 @@ clean: setup ## remove cached images and packages that nothing uses
 ##@ Measure
 
 bench: setup ## sweep 1 to N nodes and write the report; deploys if no cluster is up   [ENV= PLAN=]
-	@$(VENV)/bench sweep --env $(ENV) --plan $(PLAN)
+	@$(VENV)/bench sweep --env $(ENV) $(if $(PLAN),--plan $(PLAN))
 
 comm: setup ## measure collectives as a share of the link rate   [ENV= FABRIC=]
 	@$(VENV)/bench comm --env $(ENV) $(if $(FABRIC),--fabric $(FABRIC))

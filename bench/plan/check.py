@@ -9,8 +9,8 @@ from cluster.core.contract import Contract
 from cluster.core.errors import UserError
 
 
-def check(plan: Plan, cluster: Contract | None, available: int, gpus: int) -> None:
-    """Raise UserError if the cluster cannot run the plan or a name in it is unknown. gpus: per node."""
+def check(plan: Plan, cluster: Contract | None, available: int) -> None:
+    """Raise UserError if the cluster cannot run the plan or a name in it is unknown."""
     if cluster:
         if shadowed := [name for name in plan.links if name in cluster.fabrics]:
             raise UserError(f"plan.links.{shadowed[0]}: the cluster has a fabric of this name; choose another name")
@@ -43,8 +43,13 @@ def check(plan: Plan, cluster: Contract | None, available: int, gpus: int) -> No
     if kind == "emulated":
         gpu_rates.get(profile)
     elif plan.device == "cuda":
-        if gpus < plan.gpus_per_node:
-            need = f"cuda needs {plan.gpus_per_node} GPUs per node, the cluster has {gpus}"
+        gpus, most = cluster.gpus_per_node if cluster else 0, max(plan.gpus_per_node)
+        if gpus < most:
+            need = f"cuda needs {most} GPUs per node, the cluster has {gpus}"
             raise UserError(f"plan.device: {need}; use emulated:<profile> or cpu")
+        if "ps" in plan.engines:
+            raise UserError("plan.engines: ps does not run on GPUs; remove it, or use emulated:<profile> or cpu")
+        if "1bit" in plan.compressions:
+            raise UserError("plan.compressions: 1bit does not run on GPUs; remove it, or use emulated:<profile> or cpu")
     elif plan.device != "cpu":
         raise UserError(f"plan.device: unknown device {plan.device!r}; choose cuda, cpu or emulated:<profile>")

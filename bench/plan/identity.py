@@ -8,7 +8,7 @@ from bench.plan.schema import Plan
 
 TEXTS = {"title", "compare"}
 # A change here adds points or leaves points out. The points that both plans have are the same.
-LISTS = {"nodes", "batches", "fabrics", "models", "engines", "compressions", "data", "repeats"}
+LISTS = {"nodes", "gpus_per_node", "batches", "fabrics", "models", "engines", "compressions", "data", "repeats"}
 
 
 def determines(plan: Plan) -> dict[str, Any]:

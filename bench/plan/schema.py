@@ -29,7 +29,7 @@ def _data(value: str) -> str:
 
 
 def _as_list(value: Any) -> Any:
-    return [value] if isinstance(value, str) else value
+    return [value] if isinstance(value, str | int) else value
 
 
 Unique = AfterValidator(_unique)
@@ -60,13 +60,17 @@ class Plan(Section):
     """A sweep: every combination of the lists is a point."""
 
     title: str = Field(default="", description="title of the result table")
-    nodes: Annotated[list[Positive], Field(min_length=1), Unique] = Field(description="node counts, such as [1, 2, 4]")
-    gpus_per_node: Annotated[int, Field(ge=1, le=16)] = Field(default=1, description="processes on each node")
+    nodes: Annotated[list[Positive], Field(min_length=1), Unique] = Field(
+        description="node counts, such as [1, 2, 4]; auto: 1, 2, 4, ... up to all nodes that compute"
+    )
+    gpus_per_node: Annotated[
+        list[Annotated[int, Field(ge=1, le=16)]], Field(min_length=1), Unique, BeforeValidator(_as_list)
+    ] = Field(default=[1], description="processes on each node, one number or a list; auto: the GPUs of a node")
     batches: Annotated[list[Annotated[int, Field(ge=1, le=4096)]], Field(min_length=1), Unique] = Field(
         description="images per GPU and step"
     )
     fabrics: Annotated[list[str], Field(min_length=1), Unique] = Field(
-        description="fabrics to measure: names from cluster.yml or from links"
+        description="fabrics to measure: names from cluster.yml or from links; active: the active one; all: every one"
     )
     links: dict[str, Link] = Field(
         default={},
@@ -89,7 +93,8 @@ class Plan(Section):
         default=None, description="container image to run the worker in; native fabrics only, nodes need podman"
     )
     device: str = Field(
-        default="emulated:p100", description="cuda, cpu, or emulated: with k80, 1080ti, p100, v100, a100 or h100"
+        default="emulated:p100",
+        description="cuda, cpu, or emulated: with k80, 1080ti, p100, v100, a100 or h100; auto: cuda if nodes have GPUs",
     )
     compute_ms: Milliseconds | None = Field(
         default=None, description="measured compute time of one step; replaces the profile's"
@@ -128,12 +133,18 @@ def names() -> list[str]:
     return sorted(path.stem for path in PLANS.glob("*.yml"))
 
 
-def load(text: str) -> Plan:
-    """A shipped plan by its name, or a plan file by its path."""
+def find(text: str) -> Path:
+    """The file of a shipped plan by its name, or of a plan by its path."""
     path = PLANS / f"{text}.yml"
     if not path.exists():
         path = Path(text)
         if not path.is_file():
             known = ", ".join(names())
             raise UserError(f"--plan {text}: no such plan or file; choose one of {known} or write your own")
+    return path
+
+
+def load(text: str) -> Plan:
+    """A plan that names no field `auto`; fit.load reads any."""
+    path = find(text)
     return files.validate(Plan, files.mapping(path), path.name, "plan")

@@ -70,9 +70,9 @@ def points(plan: Plan, cluster: Contract | None, tuned: Tuned = MappingProxyType
     can round two batches to the same.
     """
     seen: set[str] = set()
-    for name, fabric, count in product(plan.engines, plan.fabrics, plan.nodes):
+    for name, fabric, count, per_node in product(plan.engines, plan.fabrics, plan.nodes, plan.gpus_per_node):
         engine = engine_of(plan, cluster, name, fabric, tuned)
-        nodes, gpus = (1, count * plan.gpus_per_node) if one_job(cluster) else (count, plan.gpus_per_node)
+        nodes, gpus = (1, count * per_node) if one_job(cluster) else (count, per_node)
         inner = product(plan.data, plan.models, plan.compressions, plan.batches, range(plan.repeats))
         points = [
             Point(

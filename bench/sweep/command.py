@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from bench.plan import check, schema, unfold
+from bench.plan import check, fit, schema, unfold
 from bench.plan.schema import Plan
 from bench.report import command as report
 from bench.results import dimensions
@@ -33,7 +33,7 @@ from cluster.tuning import Tuning
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--env", default="local", help="environment to run on (default local)")
-    parser.add_argument("--plan", default="quick", help=f"{', '.join(schema.names())}, or a file (default quick)")
+    parser.add_argument("--plan", help=f"{', '.join(schema.names())}, or a file (default: one that fits the cluster)")
     parser.add_argument("--run", help="name of the results folder (default: name of the plan); a rerun completes it")
     parser.add_argument("--fresh", action="store_true", help="measure all points again, into a new folder")
     parser.add_argument("--dry-run", action="store_true", help="list the trials with their estimated time; run nothing")
@@ -43,32 +43,46 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    plan = schema.load(args.plan)
+    if args.run is not None:
+        run_folder.check_name(args.run)
+    if args.plan is not None:
+        schema.find(args.plan)
+    state = State.existing(args.env)
+    if args.dry_run:
+        contract = read_output(state) if state.tfstate.exists() else state.cluster().planned()
+        return dry_run(plan_for(args, contract, state), contract, tuning.load(args.env), args.json)
+    with state.locked(), lines_on_stderr() if args.json else nullcontext():
+        return measure(args, state)
+
+
+def plan_for(args: argparse.Namespace, contract: Contract, state: State) -> Plan:
+    """The plan that was asked for, or one that fits the cluster, checked against what is there or would be."""
+    cluster = state.cluster()
+    args.plan = args.plan or fit.plan_name(contract)
+    plan = fit.load(args.plan, contract)
+    scalable = cluster.most_nodes() - len(contract.nodes) + len(contract.compute)
+    check.check(plan, contract, executors.size(contract, cluster) if state.tfstate.exists() else scalable)
+    return plan
+
+
+def measure(args: argparse.Namespace, state: State) -> int:
+    cluster = state.cluster()
+    if args.plan is None:
+        args.plan = fit.plan_name(read_output(state) if state.tfstate.exists() else cluster.planned())
+        console.print(f"plan {args.plan}: fits ENV={args.env}; PLAN= chooses another")
     name = args.run or Path(args.plan).stem
     run_folder.check_name(name)
-    state = State.existing(args.env)
-    cluster = state.cluster()
-    if args.dry_run:
-        deployed = state.tfstate.exists()
-        contract = read_output(state) if deployed else cluster.planned()
-        available = executors.size(contract, cluster) if deployed else cluster.most_nodes()
-        check.check(plan, contract, available, cluster.gpus_per_node)
-        return dry_run(plan, contract, tuning.load(args.env), args.json)
-    with state.locked(), lines_on_stderr() if args.json else nullcontext():
-        return measure(args, plan, name, state)
-
-
-def measure(args: argparse.Namespace, plan: Plan, name: str, state: State) -> int:
-    cluster = state.cluster()
     if not state.tfstate.exists():
-        check.check(plan, cluster.planned(), cluster.most_nodes(), cluster.gpus_per_node)
+        plan = plan_for(args, cluster.planned(), state)
         if not args.fresh:
             run_folder.open_run(args.env, name, plan)
-        console.print(f"nothing is deployed; deploying {max(cluster.nodes, *plan.nodes)} nodes first")
+        idle = cluster.nodes - len(cluster.planned().compute)
+        nodes = max(cluster.nodes, idle + max(plan.nodes))
+        console.print(f"nothing is deployed; deploying {nodes} nodes first")
         with redirect_stdout(sys.stderr) if args.json else nullcontext():
-            lifecycle.deploy(args.env, max(cluster.nodes, *plan.nodes), False)
+            lifecycle.deploy(args.env, nodes, False)
     contract = read_output(state)
-    check.check(plan, contract, executors.size(contract, cluster), cluster.gpus_per_node)
+    plan = plan_for(args, contract, state)
     executor = executors.make(contract, args.env)
     contract = executor.contract
     if args.timeline and isinstance(executor, executors.GpulabExecutor):

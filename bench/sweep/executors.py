@@ -151,4 +151,4 @@ def size(contract: Contract, cluster: Cluster) -> int:
     """Maximum of plan.nodes: nodes, or GPUs in mode 1xN."""
     if unfold.one_job(contract):
         return contract.nodes[contract.head].gpus or cluster.nodes
-    return len(contract.nodes)
+    return len(contract.compute)

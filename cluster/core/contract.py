@@ -61,6 +61,16 @@ class Contract(Part):
         return sorted(self.nodes.items(), key=lambda item: item[1].index)
 
     @property
+    def compute(self) -> list[str]:
+        """The nodes that run ranks: those with GPUs, or all where none has any."""
+        return [name for name, node in self.ordered() if node.gpus] or [name for name, _ in self.ordered()]
+
+    @property
+    def gpus_per_node(self) -> int:
+        """GPUs that every node that computes has."""
+        return min(self.nodes[name].gpus for name in self.compute)
+
+    @property
     def head(self) -> str:
         return next(name for name, node in self.ordered() if node.role == "head")
 

@@ -64,7 +64,7 @@ def test_bad_data_gives_a_message_with_the_fix(tmp_path, more, message):
 def test_dali_needs_a_gpu(tmp_path):
     plan = schema.load(write_plan(tmp_path, data=URL, data_loader="dali"))
     with pytest.raises(UserError, match="dali needs device cuda"):
-        check.check(plan, None, 2, 0)
+        check.check(plan, None, 2)
 
 
 def test_reading_over_the_fabric_is_scaled_with_it(tmp_path):

@@ -32,7 +32,7 @@ def load(tmp_path, **changes):
     path = tmp_path / "plan.yml"
     path.write_text(yaml.safe_dump({"nodes": [1, 2], "batches": [32], "fabrics": ["1g"], **changes}))
     plan = schema.load(str(path))
-    check.check(plan, CLUSTER, available=10, gpus=0)
+    check.check(plan, CLUSTER, available=10)
     return plan
 
 

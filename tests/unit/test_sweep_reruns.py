@@ -148,4 +148,4 @@ def test_failed_trial_of_an_earlier_version_shows_no_rate_anywhere(tmp_path: Pat
 def test_advice_for_too_many_nodes_can_be_followed(tmp_path: Path, nodes: int, fix: str) -> None:
     (tmp_path / "plan.yml").write_text(yaml.safe_dump({"nodes": [nodes], "batches": [32], "fabrics": ["1g"]}))
     with pytest.raises(UserError, match=f"plan.nodes: {nodes} nodes requested.*{fix}"):
-        check.check(schema.load(str(tmp_path / "plan.yml")), None, available=4, gpus=0)
+        check.check(schema.load(str(tmp_path / "plan.yml")), None, available=4)
