@@ -18,7 +18,7 @@ FRONT = [ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
 PAGES = sorted((ROOT / "docs").glob("*.md"))
 # The changelog names what is gone, so only its links are checked.
 LINKED = [*FRONT, *PAGES, ROOT / "CHANGELOG.md"]
-FOLDERS = "ansible|bench|bin|cluster|containers|docs|inventories|notebooks|requirements|roles|terraform|tests"
+FOLDERS = "ansible|bench|bin|cluster|containers|docs|examples|inventories|notebooks|requirements|roles|terraform|tests"
 # Written by commands, not committed.
 MADE = {"inventories/<env>/tuning.yml", "inventories/baremetal/known_hosts.txt"}
 # Their commands also work from an installed package, where bench is on PATH (docs/README.md).
