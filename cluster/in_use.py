@@ -19,6 +19,8 @@ from cluster.core.state import State
 IDLE = ("sshd:", "/lib/systemd/systemd", "/usr/lib/systemd/systemd", "(sd-pam)", "ps -")
 SHOWN, WIDTH = 3, 100
 SECONDS_TO_END = 60
+# jupyterlab_venv in roles/jupyterlab/defaults/main.yml
+SHIPPED = "/opt/jupyterlab/notebooks"
 
 
 def confirm(state: State, contract: Contract | None, nodes: Iterable[str], action: str, yes: bool, share: bool) -> None:
@@ -72,14 +74,20 @@ def share_content(contract: Contract) -> str:
     if contract.storage.backend in ("none", "existing") or contract.provider == "baremetal":
         return ""
     path = contract.storage.path
-    # Empty files are no data, and root's are the roles'.
-    sizes = f"timeout 20 find {path} -type f -size +0 ! -user root -printf '%s\\n'"
-    command = f"{sizes} | awk '{{n++; s+=$1}} END {{print n+0, s+0}}'"
-    done = ssh.run_on_all(contract, [contract.head], command, timeout=30)[contract.head]
+    done = ssh.run_on_all(contract, [contract.head], count_files(path), timeout=30)[contract.head]
     if done.returncode:
         return f"node {contract.head} does not answer: what is in {path} will be lost"
     count, size = map(float, done.stdout.split())
     return f"{count:.0f} files ({size / 1e6:.1f} MB) in {path} will be lost" if count else ""
+
+
+def count_files(path: str, shipped: str = SHIPPED) -> str:
+    """A shell command that prints number and size of the files that users made. Empty files are no data, root's are the
+    roles', and JupyterLab starts with our notebooks."""
+    copy = f'copy="{path}/notebooks/${{file##*/}}"'
+    ours = f'for file in {shipped}/*; do {copy}; cmp -s "$file" "$copy" && set -- "$@" ! -path "$copy"; done'
+    sizes = f"timeout 20 find {path} -type f -size +0 ! -user root \"$@\" -printf '%s\\n'"
+    return f"set --; {ours}; {sizes} | awk '{{n++; s+=$1}} END {{print n+0, s+0}}'"
 
 
 def end(state: State, user: lock.Holder) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ sys.path[:0] = [str(TESTS / "e2e"), str(TESTS / "drill")]
 import environments  # noqa: E402
 from environments import ROOT, podman  # noqa: E402
 from faults import FAULTS, Fault, Scene  # noqa: E402
+from run import start_sweep  # noqa: E402
 
 ENV = "repairs"
 NODES = ["head", "w1"]
@@ -81,6 +83,29 @@ def test_deploy_refuses_to_go_on_without_its_key_and_doctor_says_what_works() ->
     finally:
         key.write_bytes(kept)
         key.chmod(0o600)
+    assert failures() == []
+
+
+def fabric_mbit() -> float | None:
+    return json.loads(podman("exec", f"{ENV}-w1", "fabric-rate", "show"))["mbit"]
+
+
+def test_next_sweep_repairs_the_rate_that_a_killed_one_left() -> None:
+    usual = fabric_mbit()
+    sweep = start_sweep(Scene(ENV, NODES), "killed")
+    while sweep.poll() is None and fabric_mbit() == usual:
+        time.sleep(0.5)
+    sweep.kill()
+    sweep.communicate()
+    found = failures()
+    assert {failure["name"] for failure in found} == {"node head", "node w1"}
+    assert all("a measurement was killed" in failure["detail"] for failure in found)
+    done = cluster("status", ok=False)
+    assert done.returncode == 1
+    assert "a measurement was killed" in done.stdout
+    again = start_sweep(Scene(ENV, NODES), "killed")
+    output, _ = again.communicate()
+    assert again.returncode == 0, output
     assert failures() == []
 
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import io
+import os
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
+import yaml
 
 from cluster import in_use
 from cluster.core import contract, lock, ssh
+from cluster.core.config import ROOT
 from cluster.core.errors import UserError
 from cluster.core.state import State
 
@@ -160,3 +163,25 @@ def test_running_deploy_is_never_ended(state, nodes) -> None:
         assert process.poll() is None
     finally:
         process.kill()
+
+
+def test_only_files_that_users_made_are_counted(tmp_path: Path) -> None:
+    shipped, share = tmp_path / "shipped", tmp_path / "share"
+    for folder in (shipped, share / "notebooks", share / "results"):
+        folder.mkdir(parents=True)
+    for name in ("train.ipynb", "plot.ipynb"):
+        (shipped / name).write_text("as shipped")
+        (share / "notebooks" / name).write_text("as shipped")
+    (share / "notebooks/plot.ipynb").write_text("edited")
+    (share / "results/mine").write_text("data")
+    (share / "results/empty").touch()
+    for path in share.rglob("*"):
+        if os.geteuid() == 0:
+            os.chown(path, 12345, 12345)
+    command = in_use.count_files(str(share), str(shipped))
+    assert subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=True).stdout == "2 10\n"
+
+
+def test_shipped_notebooks_are_where_the_role_installs_them() -> None:
+    defaults = yaml.safe_load((ROOT / "roles/jupyterlab/defaults/main.yml").read_text())
+    assert f"{defaults['jupyterlab_venv']}/notebooks" == in_use.SHIPPED
