@@ -72,12 +72,13 @@ def measure(args: argparse.Namespace, contract: Contract) -> int:
     fabric = args.fabric or contract.active_fabric
     if fabric not in contract.fabrics:
         raise UserError(f"--fabric {fabric}: unknown; choose one of {', '.join(contract.fabrics)}")
-    count = args.nodes or len(contract.nodes)
-    if not 2 <= count <= len(contract.nodes):
-        raise UserError(f"--nodes {count}: use at least 2 nodes and at most the cluster's {len(contract.nodes)}")
+    most = len(contract.compute)
+    count = args.nodes or most
+    if not 2 <= count <= most:
+        raise UserError(f"--nodes {count}: use at least 2 nodes and at most the cluster's {most}")
     if args.smallest > args.largest:
         raise UserError("--from: larger than --to; exchange them")
-    gpus = min(node.gpus for node in contract.nodes.values())
+    gpus = contract.gpus_per_node
     engines = args.engine or (["nccl"] if gpus else DEFAULT_ENGINES)
     if "nccl" in engines and not gpus:
         raise UserError("--engine nccl: the nodes have no GPUs; choose another engine")

@@ -101,7 +101,7 @@ class Communication:
     ) -> None:
         """factor: the scale factor (default: from nodes and rate)."""
         self.contract, self.fabric, self.progress = contract, fabric, progress
-        self.names = [name for name, _ in contract.ordered()][:count]
+        self.names = contract.compute[:count]
         self.rate = contract.fabrics[fabric].rate_gbps
         self.slots = min(contract.nodes[name].gpus for name in self.names)
         shaped = contract.fabrics[contract.active_fabric].shaped
@@ -223,7 +223,7 @@ class Communication:
         # A launch without cases only sets the rate.
         self.progress.now("cases", "setting the rate of every node")
         self.events(self.launch("ddp", Tuning(), self.case_spec("ddp", [])), START_LIMIT)
-        head = self.names[0]
+        head = self.contract.head
         words = ["python3", worker_files.folder(), "links", str(LINK_SECONDS), *self.names]
         argv = ssh.as_training_account(self.contract, head, words)
         self.progress.now("cases", f"iperf3 between {len(self.names)} neighbours, {LINK_SECONDS} s each")

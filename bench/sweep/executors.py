@@ -39,7 +39,8 @@ class Executor(Protocol):
 
 
 def install_worker(contract: Contract, names: list[str], more: dict[str, bytes] | None = None) -> None:
-    """Copy the worker and more files to all nodes in parallel."""
+    """Copy the worker and more files in parallel to these nodes, and to a head that only launches."""
+    names = names if contract.head in contract.compute else [contract.head, *names]
     command = f"sudo mkdir -p {worker_files.ON_NODE} && sudo tar -x -C {worker_files.ON_NODE}"
     for node, done in ssh.run_on_all(contract, names, command, worker_files.archive(more)).items():
         if done.returncode:
@@ -74,8 +75,10 @@ class SshExecutor:
         ssh.run_on_all(self.contract, names, command, timeout=10)
 
     def argv(self, launch: Launch) -> list[str]:
-        inner = ["python3", worker_files.folder(), "supervise", launch.run, ",".join(launch.hosts)]
-        return ssh.as_training_account(self.contract, launch.hosts[0], [*inner, *launchers.argv(launch)])
+        # The head alone can log in to the other nodes. It need not run ranks itself.
+        nodes = dict.fromkeys([self.contract.head, *launch.hosts])
+        inner = ["python3", worker_files.folder(), "supervise", launch.run, ",".join(nodes)]
+        return ssh.as_training_account(self.contract, self.contract.head, [*inner, *launchers.argv(launch)])
 
     def foreign(self, launch: Launch) -> list[str]:
         """Which other work runs on the launch's nodes, one text per node."""

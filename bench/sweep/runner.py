@@ -34,7 +34,7 @@ class Sweep:
         self.executor, self.tuned, self.link = executor, tuned, link
         self.contract = executor.contract
         self.groups = list(unfold.points(plan, self.contract, tuned))
-        self.names = [name for name, _ in self.contract.ordered()]
+        self.names = self.contract.compute
         self.spent = {"launch": 0.0, "warm-up": 0.0, "measure": 0.0, "other": 0.0}
         self.shaped = self.contract.fabrics[self.contract.active_fabric].shaped
         self.offline: set[str] = set()
@@ -154,7 +154,7 @@ class Sweep:
         scaling = spec.scaling_of(self.plan, group, self.shaped, real_time=True)
         launch = replace(self.launch(group, file, scaling), timeline=remote)
         log = self.folder.folder / "logs/timeline.log"
-        head = launch.hosts[0]
+        head = self.contract.head
         with lock.measuring(self.contract.provider), log.open("w") as out:
             argv = ssh.as_training_account(self.contract, head, launchers.argv(launch))
             done = subprocess.run(argv, stdout=out, stderr=out, stdin=subprocess.DEVNULL)

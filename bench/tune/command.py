@@ -140,7 +140,7 @@ def search(
 def small_below(contract: Contract, fabric: str, chosen: Tuning, progress: Progress) -> int:
     """The smallest size at which the chosen settings beat the defaults. Not scaled: latency does not shrink."""
     cases = [Case("all_reduce", size) for size in sizes(64 << 10, 16 << 20)]
-    work = Communication(contract, fabric, len(contract.nodes), progress, factor=1.0)
+    work = Communication(contract, fabric, len(contract.compute), progress, factor=1.0)
     try:
         defaults, ours = (work.times(each.engine, each, cases, FIRST_SECONDS / 4) for each in (tuning.UNTUNED, chosen))
     finally:
@@ -227,9 +227,9 @@ def tune(args: argparse.Namespace, state: State, contract: Contract) -> int:
     fabric = args.fabric or contract.active_fabric
     if fabric not in contract.fabrics:
         raise UserError(f"--fabric {fabric}: unknown; choose one of {', '.join(contract.fabrics)}")
-    if len(contract.nodes) < 2:
+    count = len(contract.compute)
+    if count < 2:
         raise UserError("tune: needs at least 2 nodes; run `make scale NODES=4`")
-    count = len(contract.nodes)
     plan = Plan(nodes=[count], batches=[args.batch], fabrics=[fabric], models=[args.model], device=args.device)
     check.check(plan, contract, count)
     before = tuning.choose(tuning.load(args.env), fabric, contract.fabrics[fabric])

@@ -9,8 +9,11 @@ from test_inventory import OUTPUT
 
 from bench import cli
 from bench.plan import check, fit, schema, unfold
+from bench.results import store
+from bench.sweep import executors, runner, spec
+from bench.worker.protocol import Spec
 from cluster import lifecycle
-from cluster.core import config, contract
+from cluster.core import config, contract, ssh
 from cluster.core.errors import UserError
 
 
@@ -107,3 +110,17 @@ def test_shipped_plans_without_auto_are_complete():
     for name in schema.names():
         if name != "auto":
             schema.load(name)
+
+
+def test_head_without_gpus_launches_and_runs_no_rank(monkeypatch, tmp_path):
+    reached: dict[str, list[str]] = {}
+    monkeypatch.setattr(ssh, "run_on_all", lambda _, names, *__, **___: reached.update(install=list(names)) or {})
+    there = cluster(0, 4, 4)
+    executor = executors.SshExecutor(there)
+    sweep = runner.Sweep(fit.load("auto", there), store.RunFolder(tmp_path), executor, {}, None, check=False)
+    group = next(group for group in sweep.groups if group.nodes == 2)
+    launch = sweep.launch(group, executor.install(sweep.names, Spec([], {})), spec.Scaling())
+    assert reached["install"] == ["n0", "n1", "n2"] and launch.hosts == ("n1", "n2")
+    words = " ".join(executor.argv(launch))
+    assert f"@{there.nodes['n0'].management_address} " in words
+    assert "supervise" in words and "n0,n1,n2" in words and "-H n1:4,n2:4" in words
