@@ -59,7 +59,10 @@ class Sweep:
     def measure(self, groups: list[PointGroup], progress: Progress) -> None:
         begin = time.monotonic()
         self.progress = progress
-        self.offline = set(self.executor.offline(self.names))
+        head = self.contract.head
+        self.offline = set(self.executor.offline(list(dict.fromkeys((head, *self.names)))))
+        if head in self.offline:
+            raise InfraError(f"node {head} launches all trials and is offline: make deploy starts it again")
         nodes = [name for name in self.names if name not in self.offline]
         file = self.executor.install(nodes, self.build_spec(groups))
         try:

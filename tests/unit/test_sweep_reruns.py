@@ -18,7 +18,7 @@ from bench.plan import check, schema, unfold
 from bench.results import runs, store
 from bench.results.trial import Trial
 from bench.sweep import executors, runner, summary
-from cluster.core.errors import UserError
+from cluster.core.errors import InfraError, UserError
 from cluster.tuning import Tuning
 
 
@@ -149,3 +149,13 @@ def test_advice_for_too_many_nodes_can_be_followed(tmp_path: Path, nodes: int, f
     (tmp_path / "plan.yml").write_text(yaml.safe_dump({"nodes": [nodes], "batches": [32], "fabrics": ["1g"]}))
     with pytest.raises(UserError, match=f"plan.nodes: {nodes} nodes requested.*{fix}"):
         check.check(schema.load(str(tmp_path / "plan.yml")), None, available=4)
+
+
+def test_sweep_stops_at_once_when_the_node_that_launches_is_offline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, screen: io.StringIO
+) -> None:
+    monkeypatch.setattr(executors.ssh, "offline", lambda _, names: [name for name in names if name == "head"])
+    run = sweep(load(tmp_path), tmp_path / "run")
+    with pytest.raises(InfraError, match="node head launches all trials and is offline"):
+        run.run()
+    assert not run.folder.trials()
