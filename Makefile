@@ -114,7 +114,7 @@ test-terraform: setup ## run the Terraform tests alone
 test-cuda: setup ## compile Horovod and the NVIDIA driver without a GPU: 3 GB, a quarter of an hour
 	@$(VENV)/python tests/molecule/run.py -j 1 horovod/cuda nvidia_driver/forced
 
-test-long: test-cuda ## run what make test has no time for: CUDA builds, every repair of doctor, three drills of 20 minutes
+test-long: test-cuda ## run what make test has no time for: CUDA builds, every repair of doctor, foreign traffic, three drills of 20 minutes
 	@$(VENV)/pytest -v tests/long
 	@for seed in 1 2 3; do $(VENV)/python tests/drill/run.py --minutes 20 --seed $$seed || exit 1; done
 

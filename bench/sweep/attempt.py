@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from bench.plan import unfold
 from bench.plan.unfold import PointGroup
+from bench.results.trial import Trial
 from bench.sweep import nccl_log, record
 from bench.sweep.launch import Launch
 from bench.sweep.progress import label
@@ -108,10 +109,12 @@ class Attempt:
         trial = record.trial(point, main, check, compute, interface, self.launch_s, self.started, link, self.nccl)
         steps = self.sweep.folder.write_steps(point.id, main.ranks)
         found: dict[str, Any] = {"log": self.log, "step_times": steps, "settings": self.sweep.settings(point)}
-        if trial.error and (others := self.sweep.executor.foreign(self.launch)):
-            found["error"] = f"{trial.error}; other work on the nodes: {'; '.join(others)}"
+        problem = trial.error or (trial.traffic and record.excess(point, trial.traffic))
+        if problem and (others := self.sweep.executor.foreign(self.launch, senders=not trial.error)):
+            found["status"] = "failed"
+            found["error"] = f"{problem}; other work on the nodes: {'; '.join(others)}"
             found["error_node"] = others[0].partition(":")[0]
-        self.sweep.save(trial.model_copy(update=found))
+        self.sweep.save(Trial.model_validate({**trial.model_dump(), **found}))
         del self.points[point.id]
 
     def fail(self, problem: str) -> None:

@@ -35,7 +35,7 @@ class Executor(Protocol):
     def install(self, names: list[str], spec: Spec) -> SpecFile: ...
     def restore(self, names: list[str]) -> None: ...
     def argv(self, launch: Launch) -> list[str]: ...
-    def foreign(self, launch: Launch) -> list[str]: ...
+    def foreign(self, launch: Launch, senders: bool = False) -> list[str]: ...
 
 
 def install_worker(contract: Contract, names: list[str], more: dict[str, bytes] | None = None) -> None:
@@ -80,9 +80,9 @@ class SshExecutor:
         inner = ["python3", worker_files.folder(), "supervise", launch.run, ",".join(nodes)]
         return ssh.as_training_account(self.contract, self.contract.head, [*inner, *launchers.argv(launch)])
 
-    def foreign(self, launch: Launch) -> list[str]:
-        """Which other work runs on the launch's nodes, one text per node."""
-        return foreign.find(self.contract, launch.hosts, launch.run)
+    def foreign(self, launch: Launch, senders: bool = False) -> list[str]:
+        """Which other work runs on the launch's nodes, or only which uses the fabric; one text per node."""
+        return foreign.find(self.contract, launch.hosts, launch.run, senders)
 
 
 class GpulabExecutor:
@@ -114,7 +114,7 @@ class GpulabExecutor:
 
     def restore(self, names: list[str]) -> None: ...
 
-    def foreign(self, launch: Launch) -> list[str]:
+    def foreign(self, launch: Launch, senders: bool = False) -> list[str]:
         """A job has its machine, or its share of one, to itself."""
         return []
 

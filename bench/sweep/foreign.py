@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -13,6 +14,10 @@ from cluster.core.printable import printable
 from cluster.in_use import is_work
 
 COMMAND = "ps -eo pid=,ppid=,user:32=,pcpu=,args="
+# Also as the training account: in a container root does not see whose sockets those of other accounts are.
+SOCKETS = "sudo ss -tunipOH; sudo -u {user} ss -tunipOH"
+# Milliseconds since a TCP socket last sent or received. The share's processes keep idle connections to all nodes.
+ACTIVE_MS = 1000
 # Of other accounts only those count that compute: a daemon of the system waits most of the time.
 BUSY_PERCENT = 5.0
 # Ours outlive our ranks for a moment, and everybody else's start programs that are listed themselves.
@@ -29,22 +34,54 @@ class Process:
     command: str
 
 
-def find(contract: Contract, nodes: Iterable[str], run: str) -> list[str]:
-    """One text per node with foreign processes. A node that does not answer has none."""
-    answers = ssh.run_on_all(contract, nodes, COMMAND, timeout=10)
-    return [text for node, done in answers.items() if (text := on_node(node, done.stdout, run))]
+def find(contract: Contract, nodes: Iterable[str], run: str, senders: bool = False) -> list[str]:
+    """One text per node with foreign processes; only those that use the fabric if these are wanted.
+
+    A node that does not answer has none.
+    """
+    command = f"{COMMAND}; {SOCKETS.format(user=layout()['user'])}" if senders else COMMAND
+    answers = ssh.run_on_all(contract, nodes, command, timeout=10)
+    texts = (
+        on_node(node, done.stdout, run, peers(contract, node) if senders else None) for node, done in answers.items()
+    )
+    return [text for text in texts if text]
 
 
-def on_node(node: str, listing: str, run: str) -> str:
+def peers(contract: Contract, node: str) -> set[str]:
+    """Fabric addresses of the other nodes."""
+    return {
+        address for name, other in contract.nodes.items() if name != node for address in other.fabric_addresses.values()
+    }
+
+
+def on_node(node: str, listing: str, run: str, to: set[str] | None = None) -> str:
     found = foreign(list(parse(listing)), run)
+    if to is not None:
+        active = connected(listing, to)
+        found = [one for one in found if one.pid in active]
     shown = [f"{printable(one.command)[:WIDTH]} (pid {one.pid}, {one.user})" for one in found]
     return f"{node}: {words.several(shown, SHOWN)}" if shown else ""
+
+
+def connected(listing: str, to: set[str]) -> set[int]:
+    """Processes with a socket to one of these addresses, TCP only if it was in use a moment ago."""
+    found: set[int] = set()
+    for line in listing.splitlines():
+        parts = line.split(None, 6)
+        if len(parts) < 7 or parts[0] not in ("tcp", "udp"):
+            continue
+        peer = parts[5].rpartition(":")[0].strip("[]").removeprefix("::ffff:")
+        # ss leaves a zero out, and has neither for UDP.
+        quiet = dict(re.findall(r"\b(lastsnd|lastrcv):(\d+)", parts[6]))
+        if peer in to and min(int(quiet.get(way, 0)) for way in ("lastsnd", "lastrcv")) < ACTIVE_MS:
+            found |= {int(pid) for pid in re.findall(r"\bpid=(\d+)", parts[6])}
+    return found
 
 
 def parse(listing: str) -> Iterator[Process]:
     for line in listing.splitlines():
         parts = line.split(None, 4)
-        if len(parts) == 5:
+        if len(parts) == 5 and parts[0].isdigit():
             pid, parent, user, percent, command = parts
             yield Process(int(pid), int(parent), user, float(percent), command)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
@@ -84,6 +84,20 @@ def proof(point: Point, main: TrialDone, check: TrialDone | None, interface: str
         wanted = f"{expected / 1e6:.2f} MB plus {fixed / 1e6:.2f} MB of negotiation, within {TOLERANCE:.0%}"
         return traffic, f"{interface} sent {total / 1e6:.2f} MB per node and step, expected {wanted}"
     return traffic, None
+
+
+def excess(point: Point, traffic: Traffic) -> str | None:
+    """The node that sent more than its gradients need, if one did.
+
+    Negotiation may explain it. So may other traffic: it does not halve at twice the scale factor either.
+    """
+    if point.nodes == 1 or point.data != "synthetic":
+        return None
+    node, sent = max(traffic.measured_bytes.items(), key=itemgetter(1))
+    if sent <= (1 + TOLERANCE) * traffic.expected_bytes:
+        return None
+    needed = traffic.expected_bytes / 1e6
+    return f"{traffic.interface} on {node} sent {sent / 1e6:.2f} MB per step, its gradients need {needed:.2f} MB"
 
 
 def served_bytes(point: Point, ranks: list[RankReport]) -> float:

@@ -61,7 +61,32 @@ def test_another_launch_of_the_same_worker_is_named() -> None:
     assert "--launch" in WORKER and "pid 700" in foreign.on_node("w1", NODE + other, "r1")
 
 
-def finish(tmp_path: Path, share: float, listing: str, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, str, list[str]]:
+def socket(pid: int, peer: str, more: str = "lastsnd:4 lastrcv:4") -> str:
+    return f'tcp ESTAB 0 0 10.1.0.10:7 {peer}:5201 users:(("x",pid={pid},fd=3)) cubic rto:204 {more}\n'
+
+
+@pytest.mark.parametrize(
+    ("sockets", "named"),
+    [
+        (socket(600, "10.1.0.11"), True),
+        (socket(600, "[::ffff:10.1.0.11]"), True),
+        # ss leaves a zero out.
+        (socket(600, "10.1.0.11", "lastsnd:9000"), True),
+        (socket(600, "10.1.0.11", "").replace("tcp", "udp"), True),
+        (socket(600, "10.1.0.11", "lastsnd:9000 lastrcv:9000"), False),
+        (socket(600, "10.1.0.10"), False),
+        (socket(42, "10.1.0.11"), False),
+        ("", False),
+    ],
+)
+def test_of_those_who_may_have_sent_only_users_of_the_fabric_are_named(sockets: str, named: bool) -> None:
+    found = foreign.on_node("w1", NODE + OTHER_JOB + sockets, "r1", to={"10.1.0.11"})
+    assert found == (f"w1: /opt/horovod/bin/python /shared/train.py --epochs 90 (pid 600, {USER})" if named else "")
+
+
+def finish(
+    tmp_path: Path, share: float, listing: str, monkeypatch: pytest.MonkeyPatch, check: float | None = None
+) -> tuple[Any, str, list[str]]:
     asked = []
 
     def answer(contract: Any, nodes: Any, command: str, **_: Any) -> dict[str, Any]:
@@ -70,7 +95,12 @@ def finish(tmp_path: Path, share: float, listing: str, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(foreign.ssh, "run_on_all", answer)
     sweep = runner.Sweep(
-        load(tmp_path, nodes=[2]), store.RunFolder(tmp_path), executors.SshExecutor(CLUSTER), {}, None, check=False
+        load(tmp_path, nodes=[2]),
+        store.RunFolder(tmp_path),
+        executors.SshExecutor(CLUSTER),
+        {},
+        None,
+        check=check is not None,
     )
     (tmp_path / "steps").mkdir()
     printed: list[str] = []
@@ -79,7 +109,11 @@ def finish(tmp_path: Path, share: float, listing: str, monkeypatch: pytest.Monke
     sweep.progress = SimpleNamespace(finished=lambda _, label, text: printed.append(f"{label}: {text}"))
     launch = replace(JOB, hosts=("head", "w1"))
     _, event = report(["head", "w1"], share=share)
-    Attempt(sweep, group, launch, "log", "2026-01-01T00:00:00+00:00").finish(replace(event, id=point.id))
+    attempt = Attempt(sweep, group, launch, "log", "2026-01-01T00:00:00+00:00")
+    attempt.finish(replace(event, id=point.id))
+    if check is not None:
+        _, again = report(["head", "w1"], share=check)
+        attempt.finish(replace(again, id=point.id, scale=2 * event.scale, check=True))
     return sweep.folder.trials()[0], printed[0], asked
 
 
@@ -95,3 +129,22 @@ def test_trial_that_another_job_disturbed_is_printed_as_failed_and_names_it(
 def test_trial_that_passes_its_proof_asks_the_nodes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trial, printed, asked = finish(tmp_path, 1.0, NODE + OTHER_JOB, monkeypatch)
     assert trial.status == "ok" and "images/s" in printed and asked == []
+
+
+def to_other_node(pid: int) -> str:
+    return socket(pid, CLUSTER.nodes["w1"].fabric_addresses[CLUSTER.active_fabric])
+
+
+def test_traffic_that_looks_like_negotiation_fails_the_trial_if_another_job_uses_the_fabric(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It does not halve at twice the scale factor, as negotiation does not: 1 + 0.4 and 0.5 + 0.4."""
+    trial, printed, _ = finish(tmp_path, 1.4, NODE + OTHER_JOB + to_other_node(600), monkeypatch, check=0.9)
+    assert (trial.status, trial.error_node, trial.images_per_second) == ("failed", "head", None)
+    assert "its gradients need" in trial.error and "train.py" in trial.error and "iperf3" not in trial.error
+    assert "FAILED" in printed and "images/s" not in printed
+
+
+def test_negotiation_is_not_taken_for_another_job_that_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trial, printed, asked = finish(tmp_path, 1.4, NODE + OTHER_JOB, monkeypatch, check=0.9)
+    assert trial.status == "ok" and trial.images_per_second and "images/s" in printed and len(asked) == 1
