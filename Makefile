@@ -11,7 +11,7 @@ CONFIRMED := $(if $(YES),--yes)
 MAKEFLAGS += --no-print-directory
 NEEDS :=
 # What bin/setup installs besides Python packages; the other targets need nothing else.
-deploy plan status doctor scale shell env destroy clean bench comm tune lab adopt renew training-image: NEEDS := nodes
+deploy plan status doctor scale shell env destroy clean bench run comm tune lab adopt renew training-image: NEEDS := nodes
 perf-first perf-deploy perf-comm: NEEDS := nodes
 check: NEEDS := check
 docs: NEEDS := browser
@@ -55,6 +55,9 @@ clean: setup ## remove cached images and packages that nothing uses
 
 bench: setup ## sweep 1 to N nodes and write the report; deploys if no cluster is up   [ENV= PLAN=]
 	@$(VENV)/bench sweep --env $(ENV) $(if $(PLAN),--plan $(PLAN))
+
+run: setup ## run your own script on the nodes   SCRIPT=train.py [ARGS= NODES= GPUS_PER_NODE= ENGINE=horovod|ddp ENV=]
+	@$(VENV)/bench run --env $(ENV) $(COUNT) $(if $(GPUS_PER_NODE),--gpus-per-node $(GPUS_PER_NODE)) $(if $(ENGINE),--engine $(ENGINE)) --folder '$(dir $(SCRIPT))' -- python '$(notdir $(SCRIPT))' $(ARGS)
 
 comm: setup ## measure collectives as a share of the link rate   [ENV= FABRIC=]
 	@$(VENV)/bench comm --env $(ENV) $(if $(FABRIC),--fabric $(FABRIC))

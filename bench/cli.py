@@ -15,6 +15,8 @@ from cluster.core import entry, paths
 # subcommand -> module with configure(parser) and run(args) -> exit code. Imported only when used: start-up stays fast.
 COMMANDS = {
     "sweep": "bench.sweep.command",
+    "run": "bench.run.command",
+    "runs": "bench.run.runs",
     "comm": "bench.comm.command",
     "tune": "bench.tune.command",
     "report": "bench.report.command",
@@ -28,7 +30,7 @@ COMMANDS = {
     "data": "bench.data.command",
 }
 # They use Terraform, Ansible or the notebooks. The others work wherever the package is installed.
-NEED_CHECKOUT = {"sweep", "comm", "tune", "jupyter"}
+NEED_CHECKOUT = {"sweep", "run", "runs", "comm", "tune", "jupyter"}
 
 
 def summary(module: str) -> str:

@@ -227,7 +227,7 @@ def destroy(env: str, yes: bool = False) -> None:
     contract = deployed_contract(state) if provider.has_nodes else None
     names = list(contract.nodes) if contract else []
     in_use.confirm(state, contract, names, f"destroy ENV={env}", yes, share=True)
-    with state.locked():
+    with state.locked(ends_runs=True):
         end_leftovers(state.dir)
         if state.dir.exists():
             state.prepare(new_key=True)

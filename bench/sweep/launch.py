@@ -1,4 +1,4 @@
-"""Commands that start the worker on the head: one function per launcher, which only builds a list of words."""
+"""Commands that start the worker, or a user's program, on the head: one function per launcher, which builds words."""
 
 from __future__ import annotations
 
@@ -35,8 +35,10 @@ class Launch:
     slots: int
     subnet: str
     interface: str
-    spec: SpecFile
+    spec: SpecFile = SpecFile("", "")
     program: str = "trials"
+    # A user's program instead of the worker, with the settings of the real cluster instead of the scale model's.
+    words: tuple[str, ...] = ()
     settings: Tuning = field(default_factory=Tuning)
     scale: float = 1.0
     slowdown: float = 1.0
@@ -44,6 +46,7 @@ class Launch:
     container: str | None = None
     torchrun: bool = False
     timeline: str | None = None
+    volumes: tuple[str, ...] = (f"{worker_files.ON_NODE}:{worker_files.ON_NODE}:ro",)  # of the container
 
     @property
     def host_list(self) -> str:
@@ -55,8 +58,8 @@ class Launch:
 
     @property
     def command(self) -> list[str]:
-        """The command of the worker, inside the training container if the plan has one."""
-        return [*self.container_command, PYTHON, *self.worker_words]
+        """The command of the worker or the user's, inside the training container if there is one."""
+        return [*self.container_command, *(self.words or (PYTHON, *self.worker_words))]
 
     @property
     def worker_words(self) -> list[str]:
@@ -73,7 +76,7 @@ class Launch:
             return []
         podman = ["podman", "run", "--rm", "--network=host", "--ipc=host", "--pid=host", "--userns=keep-id"]
         gpus = ["--device=nvidia.com/gpu=all"] if self.cuda else []
-        shared = [f"--volume={worker_files.ON_NODE}:{worker_files.ON_NODE}:ro", "--volume=/tmp:/tmp"]
+        shared = [*(f"--volume={volume}" for volume in self.volumes), "--volume=/tmp:/tmp"]
         return [*podman, "--env-host", *gpus, *shared, self.container]
 
     @property
@@ -84,13 +87,15 @@ class Launch:
             "HOROVOD_CYCLE_TIME": f"{self.settings.cycle_ms * self.slowdown:g}",
             "HOROVOD_GLOO_IFACE": self.interface,
             "GLOO_SOCKET_IFNAME": self.interface,
-            "OMP_NUM_THREADS": "1",
         }
+        if not self.words:
+            values["OMP_NUM_THREADS"] = "1"
         if self.timeline:
             values |= {"HOROVOD_TIMELINE": self.timeline, "HOROVOD_TIMELINE_MARK_CYCLES": "1"}
         if self.cuda:
+            # A trial proves from this output which interface NCCL used.
+            values |= {} if self.words else {"NCCL_DEBUG": "INFO"}
             values |= {
-                "NCCL_DEBUG": "INFO",
                 "NCCL_SOCKET_IFNAME": self.interface,
                 "NCCL_SOCKET_NTHREADS": str(self.settings.nccl_threads),
                 "NCCL_NSOCKS_PERTHREAD": str(self.settings.nccl_sockets),
@@ -134,7 +139,8 @@ def torchrun(launch: Launch) -> list[str]:
     return [
         *("mpirun", "-np", str(len(launch.hosts)), "-H", hosts, "-bind-to", "none"),
         *("-mca", "oob_tcp_if_include", launch.subnet, *exports(launch.environment)),
-        *(*launch.container_command, TORCHRUN, *elastic, *launch.worker_words),
+        *(*launch.container_command, TORCHRUN, *elastic),
+        *(("--no-python", *launch.words) if launch.words else launch.worker_words),
     ]
 
 

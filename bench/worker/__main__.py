@@ -3,7 +3,10 @@
 import importlib
 import sys
 
-PROGRAMS = ("collectives", "gpulab_job", "links", "stages", "supervise", "topology", "trials", "verify")
+PROGRAMS = (
+    *("collectives", "gpulab_job", "links", "run_agent", "run_end", "run_follow", "run_launch", "run_rank"),
+    *("stages", "supervise", "topology", "trials", "verify"),
+)
 
 
 def main() -> None:

@@ -156,8 +156,14 @@ def _try(file: int, operation: int) -> bool:
 
 
 def _signature() -> Holder:
-    words = [Path(sys.argv[0]).name, *sys.argv[1:]]
+    words = [Path(sys.argv[0]).name, *map(without_value, sys.argv[1:])]
     return Holder(shlex.join(words)[:LONGEST], os.getpid(), time.time())
+
+
+def without_value(word: str) -> str:
+    """A variable that `bench run --env` gives to a script may be a secret."""
+    name, found, _ = word.removeprefix("--env=").partition("=")
+    return f"{name}=***" if found and not name.startswith("-") else word
 
 
 def _signatures(file: int) -> list[Holder]:

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from cluster.core import config, lock, tfstate
+from cluster.core import config, files, lock, tfstate
 from cluster.core.config import ROOT, Cluster
 from cluster.core.errors import InfraError, UserError
 from cluster.core.process import marks
@@ -34,6 +34,8 @@ class State:
         self.tfstate = self.dir / "terraform.tfstate"
         self.validation = self.dir / "validation.json"
         self.known_hosts = self.dir / "known_hosts"
+        # The last run of a user's script, which may go on without a process here that holds the lock.
+        self.run = self.dir / "run.json"
         # Our key for all nodes, and the one with which the head logs in to the workers.
         self.key, self.mesh_key = self.dir / "id_ed25519", self.dir / "mesh_ed25519"
         self.lab_token = self.dir / "lab_token"
@@ -85,13 +87,42 @@ class State:
         }
 
     @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Only one command at a time measures or changes an environment."""
+    def locked(self, ends_runs: bool = False) -> Iterator[None]:
+        """Only one command at a time measures or changes an environment. A detached run on the nodes counts as one."""
         if not self.dir.exists():
             # Raises for an unknown environment, which must leave no file.
             config.load(self.env)
         with lock.environment(self.lock, self.env):
+            if not ends_runs and (going := self.detached_run()):
+                raise UserError(
+                    f"ENV={self.env}: run {going} is using it; wait until it ends, or run "
+                    f"`.venv/bin/bench runs cancel {going} --env {self.env}`"
+                )
             yield
+
+    def mark_run(self, run: str, question: list[str]) -> None:
+        """Remember a run that starts, and the command that says on the head whether it goes on."""
+        write_file(self.run, json.dumps({"id": run, "question": question}))
+
+    def unmark_run(self) -> None:
+        self.run.unlink(missing_ok=True)
+
+    def detached_run(self) -> str | None:
+        """The run that goes on at the nodes. A head that does not answer has none, so that a deploy can repair it."""
+        try:
+            known = files.mapping(self.run)
+        except UserError:
+            return None
+        try:
+            answer = subprocess.run(
+                known["question"], capture_output=True, text=True, timeout=15, stdin=subprocess.DEVNULL
+            )
+        except subprocess.TimeoutExpired:
+            return None
+        if answer.stdout.strip() in ("active", "activating", "deactivating"):
+            return str(known["id"])
+        self.unmark_run()
+        return None
 
     def remove(self) -> None:
         shutil.rmtree(control_dir(self.dir), ignore_errors=True)
@@ -119,13 +150,13 @@ def control_dir(state_dir: Path) -> Path:
 
 def containers_conf() -> str:
     """podman settings for hosts with hybrid cgroups (runc works, crun refuses) or low hard limits."""
-    files, processes = (resource.getrlimit(kind)[1] for kind in (resource.RLIMIT_NOFILE, resource.RLIMIT_NPROC))
-    files = 65536 if files == resource.RLIM_INFINITY else min(files, 65536)
+    opened, processes = (resource.getrlimit(kind)[1] for kind in (resource.RLIMIT_NOFILE, resource.RLIMIT_NPROC))
+    opened = 65536 if opened == resource.RLIM_INFINITY else min(opened, 65536)
     processes = 32768 if processes == resource.RLIM_INFINITY else min(processes // 2, 32768)
     runtime = "runc" if shutil.which("runc") else "crun"
     return (
         "[containers]\n"
-        f'default_ulimits = ["nofile={files}:{files}", "nproc={processes}:{processes}"]\n'
+        f'default_ulimits = ["nofile={opened}:{opened}", "nproc={processes}:{processes}"]\n'
         'base_hosts_file = "none"\n'
         "[network]\n"
         'network_backend = "netavark"\n'

@@ -1,0 +1,150 @@
+"""A run on the nodes: its folder on the share, its systemd units, its output and its records.
+
+Each node has one transient unit per run, and the head a second one for the launcher. systemd ends everything in a
+unit's control group with it, so a process that leaves its session, such as a data loader's, ends too.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import shlex
+import subprocess
+import tarfile
+import tempfile
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from bench.run import source
+from bench.run.request import Request
+from bench.sweep import executors
+from bench.worker import run_list
+from cluster.core import files, ssh, worker_files
+from cluster.core.config import layout
+from cluster.core.contract import Contract
+from cluster.core.errors import InfraError, UserError
+from cluster.core.process import die_with_parent
+
+# Seconds in which the controller can still read the end of a run before the head shuts down.
+STOP_AFTER = 20
+
+
+def share_folder(contract: Contract, run: str) -> str:
+    return f"{contract.storage.path}/runs/{run}"
+
+
+def worker(program: str, *words: str) -> list[str]:
+    return ["python3", worker_files.folder(), program, *words]
+
+
+def unit(name: str, properties: Iterable[str], words: Sequence[str]) -> list[str]:
+    """Start a transient service as the training account. Its folder in /run goes with it."""
+    given = [f"RuntimeDirectory={name}", "RuntimeDirectoryMode=0700", "TimeoutStopSec=5", *properties]
+    options = [f"--property={value}" for value in given]
+    start = ["sudo", "systemd-run", "--quiet", "--collect", f"--unit={name}", f"--uid={layout()['user']}"]
+    return [*start, "--setenv=PATH=/usr/local/bin:/usr/bin:/bin", *options, *words]
+
+
+def copy(contract: Contract, request: Request, record: dict[str, Any], chosen: Sequence[Path]) -> None:
+    """The user's files and run.json, as one archive, to a new folder on the share."""
+    folder = share_folder(contract, request.id)
+    command = f"mkdir -p {folder}/code {folder}/logs {folder}/out && tar -xz -C {folder}/code"
+    argv = ssh.as_training_account(contract, contract.head, ["sh", "-c", command])
+    with tempfile.TemporaryFile() as archive:
+        source.write(request.folder, chosen, archive)
+        archive.seek(0)
+        process = subprocess.run(argv, stdin=archive, capture_output=True, text=True, check=False)
+    problem = process.stderr.strip()
+    if process.returncode:
+        raise InfraError(f"node {contract.head}: cannot copy {request.folder} to {folder}: {problem}")
+    write_file(contract, f"{folder}/run.json", json.dumps(record, indent=1))
+
+
+def write_file(contract: Contract, path: str, text: str) -> None:
+    argv = ssh.as_training_account(contract, contract.head, ["sh", "-c", f"cat > {shlex.quote(path)}"])
+    done = ssh.gather({contract.head: argv}, text)[contract.head]
+    if done.returncode:
+        raise InfraError(f"node {contract.head}: cannot write {path}: {done.stderr.strip()}")
+
+
+def start(contract: Contract, request: Request) -> None:
+    """Start the agents on all nodes, then the launcher on the head."""
+    executors.install_worker(contract, list(request.nodes))
+    name, user = f"run-{request.id}", layout()["user"]
+    # Of a run whose head was lost.
+    clean = "sudo systemctl stop 'run-*' 2>/dev/null; sudo systemctl reset-failed 'run-*' 2>/dev/null"
+    rdma = contract.fabrics[contract.active_fabric].transport != "tcp"
+    limits = ["LimitMEMLOCK=infinity"] if rdma else []
+    # Over standard input into memory: a value is in no command line, log or record.
+    keep = f"sudo -u {user} sh -c 'umask 077; cat > /run/{name}/variables'"
+    commands = {}
+    for node in request.nodes:
+        off = ["ExecStopPost=+/bin/systemctl poweroff"] if request.then == "stop" and node != contract.head else []
+        agent = shlex.join(unit(name, ["Type=notify", *limits, *off], worker("run_agent", request.id)))
+        commands[node] = ssh.argv(contract, node, f"{clean}; {agent} && {keep}")
+    for node, done in ssh.gather(commands, json.dumps(request.variables)).items():
+        if done.returncode:
+            stop(contract, request.nodes, request.id)
+            raise InfraError(f"node {node}: cannot start the run: {done.stderr.strip()}; run `make doctor`")
+    folder = share_folder(contract, request.id)
+    after = ["ExecStopPost=" + shlex.join(["/usr/bin/python3", *worker("run_end", folder)[1:]])]
+    if request.then == "stop":
+        after += [
+            f"ExecStopPost=+/usr/bin/systemd-run --on-active={STOP_AFTER} --timer-property=AccuracySec=1s "
+            "/bin/systemctl poweroff"
+        ]
+    launch = unit(f"{name}-launch", ["Type=exec", "TimeoutStopSec=60", *after], worker("run_launch", folder))
+    done = ssh.run_on_all(contract, [contract.head], shlex.join(launch))[contract.head]
+    if done.returncode:
+        stop(contract, request.nodes, request.id)
+        raise InfraError(f"node {contract.head}: cannot start the run: {done.stderr.strip()}; run `make doctor`")
+
+
+def stop(contract: Contract, nodes: Iterable[str], run: str) -> None:
+    """End a run: the launcher, whose end ends the rest, then what a lost head left."""
+    command = f"sudo systemctl stop run-{run}-launch 2>/dev/null"
+    ssh.run_on_all(contract, [contract.head], command, timeout=90)
+    ssh.run_on_all(contract, nodes, f"sudo systemctl stop run-{run} 2>/dev/null", timeout=30)
+
+
+def follow(contract: Contract, run: str, *, every: bool, own: bool, wait: bool = True) -> subprocess.Popen[bytes]:
+    """Print a run's output on our standard output. own: it ends with us."""
+    options = [*(["--all"] if every else []), *(["--own"] if own else []), *([] if wait else ["--no-wait"])]
+    argv = ssh.as_training_account(contract, contract.head, worker("run_follow", share_folder(contract, run), *options))
+    stdin = subprocess.PIPE if own else subprocess.DEVNULL
+    return subprocess.Popen(argv, stdin=stdin, start_new_session=True, preexec_fn=die_with_parent)
+
+
+def listed(contract: Contract) -> list[dict[str, Any]]:
+    """The records of all runs on the share, with their states."""
+    program = files.text(Path(run_list.__file__)) + "\n\nmain()\n"
+    words = ["python3", "-c", program, f"{contract.storage.path}/runs"]
+    argv = ssh.as_training_account(contract, contract.head, words)
+    done = ssh.gather({contract.head: argv})[contract.head]
+    if done.returncode:
+        raise InfraError(f"node {contract.head} does not answer: {done.stderr.strip()}; run `make status`")
+    return files.answer(done.stdout, f"node {contract.head}", list[dict[str, Any]])
+
+
+def find(contract: Contract, run: str) -> dict[str, Any]:
+    found = listed(contract)
+    for one in found:
+        if one["id"] == run:
+            return one
+    known = f"known: {', '.join(one['id'] for one in found[-3:])}" if found else "there are none"
+    raise UserError(f"ID {run[:60]}: no such run; {known}")
+
+
+def fetch(contract: Contract, run: str, target: Path, parts: Sequence[str]) -> None:
+    """Copy parts of a run's folder here. What leaves the folder is refused by tarfile's filter."""
+    folder = share_folder(contract, run)
+    find_parts = f"cd {folder} && ls -d {' '.join(parts)} 2>/dev/null | tar -c -T -"
+    argv = ssh.as_training_account(contract, contract.head, ["sh", "-c", find_parts])
+    target.mkdir(parents=True, exist_ok=True)
+    with subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as process:
+        data = io.BytesIO() if process.stdout is None else process.stdout
+        with tarfile.open(fileobj=data, mode="r|") as tar:
+            tar.extractall(target, filter="data")
+    if process.returncode:
+        raise InfraError(f"node {contract.head}: cannot read {folder}")

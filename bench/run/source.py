@@ -1,0 +1,59 @@
+"""The folder that a run copies: which files, how large, and whether the script is in it."""
+
+from __future__ import annotations
+
+import os
+import tarfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import IO
+
+from pathspec import GitIgnoreSpec
+
+from cluster.core import files
+from cluster.core.errors import UserError
+
+IGNORE_FILES = (".runignore", ".gitignore")
+NEVER = (".git/", ".venv/", "__pycache__/")
+WARN_BYTES = 200 << 20
+
+
+def ignored(folder: Path) -> GitIgnoreSpec:
+    """The patterns of .runignore, or else of .gitignore, and what no run needs."""
+    found = next((path for name in IGNORE_FILES if (path := folder / name).is_file()), None)
+    lines = files.text(found).splitlines() if found else []
+    return GitIgnoreSpec.from_lines([*lines, *NEVER])
+
+
+def to_copy(folder: Path) -> Iterator[Path]:
+    """The files to copy, relative to the folder."""
+    spec = ignored(folder)
+    for where, folders, names in os.walk(folder):
+        here = Path(where).relative_to(folder)
+        folders[:] = sorted(name for name in folders if not spec.match_file(f"{here / name}/"))
+        yield from (here / name for name in sorted(names) if not spec.match_file(str(here / name)))
+
+
+def size(folder: Path, chosen: Sequence[Path]) -> int:
+    return sum((folder / path).lstat().st_size for path in chosen)
+
+
+def write(folder: Path, chosen: Sequence[Path], out: IO[bytes]) -> None:
+    """A tar of the files. Not rsync: each run has a new folder, so there is nothing to compare with."""
+    with tarfile.open(fileobj=out, mode="w|gz") as tar:
+        for path in chosen:
+            tar.add(folder / path, str(path), recursive=False)
+
+
+def check_words(folder: Path, words: Sequence[str]) -> None:
+    """Refuse a script that is not in the folder: every rank would fail on it."""
+    if not words:
+        raise UserError("COMMAND: missing; write it after --, as in `bench run -- python train.py`")
+    script = next((word for word in words[1:] if not word.startswith("-")), None)
+    if Path(words[0]).name.startswith("python"):
+        if script and script.endswith(".py") and words[1] == script and not (folder / script).is_file():
+            raise UserError(f"{script}: no such file in {folder}; give its folder with --folder")
+        if script and Path(script).is_absolute() and words[1] == script:
+            raise UserError(f"{script}: write it relative to the folder that is copied ({folder})")
+    elif words[0].endswith(".py"):
+        raise UserError(f"{words[0]}: write `python {words[0]}`")

@@ -1,0 +1,183 @@
+"""bench run: what is copied, what is refused, which command starts the ranks, and what is never written down."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+import pytest
+
+from bench.cli import build_parser
+from bench.run import outcome, request, source
+from bench.worker import run_rank
+from cluster.core import contract, lock
+from cluster.core.errors import UserError
+
+
+def nodes(count: int, gpus: int = 0, storage: str = "glusterfs") -> contract.Contract:
+    return contract.parse(
+        {
+            "name": "x",
+            "provider": "local",
+            "ssh": {"user": "ops", "key": "k", "known_hosts": "h"},
+            "nodes": {
+                name: {
+                    **{"index": n, "role": "worker" if n else "head", "management_address": "10.0.0.1"},
+                    **{"fabric_addresses": {}, "gpus": gpus, "gpu_model": "p100"},
+                }
+                for n, name in enumerate(["head", *(f"w{n}" for n in range(1, count))])
+            },
+            "fabrics": {
+                "10g": {
+                    "interface": "eth1",
+                    "subnet": "10.1.0.0/24",
+                    "rate_gbps": 10,
+                    "transport": "tcp",
+                    "shaped": False,
+                }
+            },
+            "active_fabric": "10g",
+            "storage": {"backend": storage, "server": "head", "path": "/shared"},
+        }
+    )
+
+
+def parsed(*words: str) -> argparse.Namespace:
+    argv = ["run", *words]
+    return build_parser(argv).parse_args(argv)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "train.py").write_text("print(1)")
+    return tmp_path
+
+
+def make(folder: Path, cluster: contract.Contract, *words: str) -> request.Request:
+    args = parsed("--folder", str(folder), *words)
+    return request.make(args, cluster, request.split_env(args.env)[1])
+
+
+def test_words_after_the_dashes_are_the_scripts_own(folder: Path) -> None:
+    made = make(folder, nodes(2), "--nodes", "1", "--", "python", "train.py", "--nodes", "7", "--", "x")
+    assert made.words == ("python", "train.py", "--nodes", "7", "--", "x")
+    assert made.nodes == ("head",)
+
+
+@pytest.mark.parametrize(
+    ("cluster", "words", "field"),
+    [
+        (nodes(2), ("--", "python", "missing.py"), "missing.py"),
+        (nodes(2), ("--nodes", "3", "--", "python", "train.py"), "--nodes 3"),
+        (nodes(2, storage="none"), ("--", "python", "train.py"), "cluster.storage.backend"),
+        (nodes(2, gpus=4), ("--gpus-per-node", "8", "--", "python", "train.py"), "--gpus-per-node"),
+        (nodes(2), (), "COMMAND"),
+        (nodes(2), ("--then", "destroy", "--detach", "--", "python", "train.py"), "--then destroy"),
+        (nodes(2), ("--each-nodes", "1", "--", "python", "train.py"), "--each-nodes"),
+        (nodes(2), ("--grid", "lr=0.1,../x", "--", "python", "train.py"), "--grid"),
+    ],
+)
+def test_what_cannot_work_is_refused_in_one_line(
+    folder: Path, cluster: contract.Contract, words: tuple[str, ...], field: str
+) -> None:
+    with pytest.raises(UserError, match=f"^{field}") as error:
+        make(folder, cluster, *words)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("count", "gpus", "hosts"), [(1, 2, "head:2"), (2, 4, "head:4,w1:4"), (6, 4, "head:4,w1:4,w2:4")]
+)
+def test_print_gives_the_talks_mpirun_line(folder: Path, count: int, gpus: int, hosts: str) -> None:
+    cluster = nodes(count, gpus)
+    (line,) = request.printed(make(folder, cluster, "--", "python", "train.py"), cluster, {})
+    assert line.startswith(f"mpirun -np {count * gpus} -H {hosts}")
+    assert "-bind-to none -map-by slot" in line
+    assert "-x NCCL_SOCKET_IFNAME=eth1" in line
+    assert line.endswith(" python train.py")
+    assert "OMP_NUM_THREADS" not in line
+
+
+def test_a_users_run_has_no_scale_model_and_ddp_uses_torchrun(folder: Path) -> None:
+    cluster = nodes(2)
+    (line,) = request.printed(make(folder, cluster, "--engine", "ddp", "--", "python", "train.py"), cluster, {})
+    assert "torchrun --nnodes 2 --nproc-per-node 1" in line
+    assert line.endswith("--no-python python train.py")
+    assert f"HOROVOD_FUSION_THRESHOLD={128 << 20}" in line
+
+
+def test_the_value_of_a_variable_is_in_no_record_print_or_lock(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = nodes(2)
+    made = make(folder, cluster, "--env", "TOKEN=hunter2", "--", "python", "train.py")
+    assert made.variables == {"TOKEN": "hunter2"}
+    (line,) = request.printed(made, cluster, {})
+    assert "TOKEN=***" in line
+    monkeypatch.setattr("sys.argv", ["bench", "run", "--env", "TOKEN=hunter2", "--env=OTHER=hunter2"])
+    for text in (line, json.dumps(request.record(made, cluster, {})), repr(made), str(lock._signature())):
+        assert "hunter2" not in text
+
+
+def test_env_is_the_environment_or_a_variable() -> None:
+    assert request.split_env(["aws", "A=1", "B=x=y"]) == ("aws", {"A": "1", "B": "x=y"})
+    assert request.split_env([]) == ("local", {})
+
+
+def test_runignore_wins_over_gitignore_and_git_and_venv_are_never_copied(folder: Path) -> None:
+    for name in (".git/config", ".venv/x", "data/big.bin", "data/keep.txt", "sub/a.log"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text("x")
+    (folder / ".gitignore").write_text("*.log\n")
+    assert {str(path) for path in source.to_copy(folder)} == {".gitignore", "data/big.bin", "data/keep.txt", "train.py"}
+    (folder / ".runignore").write_text("data/*\n!data/keep.txt\n")
+    found = {str(path) for path in source.to_copy(folder)}
+    assert found == {".gitignore", ".runignore", "data/keep.txt", "sub/a.log", "train.py"}
+
+
+def test_a_grid_has_one_folder_and_one_group_of_nodes_per_run(folder: Path) -> None:
+    words = ("--grid", "lr=0.1,0.2", "--grid", "wd=0,1", "--each-nodes", "2", "--", "python", "train.py")
+    made = make(folder, nodes(5), *words)
+    assert [point["name"] for point in made.points()] == ["lr=0.1,wd=0", "lr=0.1,wd=1", "lr=0.2,wd=0", "lr=0.2,wd=1"]
+    assert made.points()[3]["words"] == ["python", "train.py", "--lr", "0.2", "--wd", "1"]
+    assert made.groups() == [("head", "w1"), ("w2", "w3")]
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {"HOROVOD_RANK": "3", "HOROVOD_SIZE": "4", "HOROVOD_LOCAL_RANK": "1", "HOROVOD_LOCAL_SIZE": "2"},
+        {
+            f"OMPI_COMM_WORLD_{name}": value
+            for name, value in (("RANK", "3"), ("SIZE", "4"), ("LOCAL_RANK", "1"), ("LOCAL_SIZE", "2"))
+        },
+        # torchrun under mpirun, which counts nodes
+        {
+            **{"TORCHELASTIC_RUN_ID": "x", "RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"},
+            **{"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"},
+        },
+    ],
+)
+def test_ranks_have_the_same_names_under_every_launcher(environment: dict[str, str]) -> None:
+    expected = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+    assert run_rank.ranks(environment) == expected
+
+
+def ended(logs: Path, rank: int, code: int, at: float, text: str, stopped: bool = False) -> None:
+    values = {"rank": rank, "node": f"n{rank}", "code": code, "stopped": stopped, "started": 0, "ended": at}
+    (logs / f"rank-{rank}.json").write_text(json.dumps(values))
+    (logs / f"rank-{rank}.log").write_text(text)
+
+
+def test_the_rank_that_failed_first_is_not_one_that_the_launcher_ended(tmp_path: Path) -> None:
+    ended(tmp_path, 0, -15, 1.0, "a", stopped=True)
+    ended(tmp_path, 1, 7, 2.0, "first\nboom\n")
+    ended(tmp_path, 2, 1, 3.0, "lost connection")
+    found = outcome.first_failure(tmp_path)
+    assert found == outcome.Failure(1, "n1", 7, ("first", "boom"))
+
+
+def test_the_same_error_on_all_ranks_is_rank_0s(tmp_path: Path) -> None:
+    for rank in range(3):
+        ended(tmp_path, rank, 1, 3.0 - rank, f"{rank}\nSyntaxError")
+    found = outcome.first_failure(tmp_path)
+    assert found is not None and found.rank == 0
