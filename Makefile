@@ -11,7 +11,7 @@ CONFIRMED := $(if $(YES),--yes)
 MAKEFLAGS += --no-print-directory
 NEEDS :=
 # What bin/setup installs besides Python packages; the other targets need nothing else.
-deploy plan status doctor scale shell env destroy clean bench run comm tune lab adopt renew training-image: NEEDS := nodes
+deploy plan status doctor scale shell put get env destroy clean bench run comm tune lab adopt renew training-image: NEEDS := nodes
 perf-first perf-deploy perf-comm: NEEDS := nodes
 check: NEEDS := check
 docs: NEEDS := browser
@@ -39,8 +39,14 @@ doctor: setup ## find what is missing or broken, with the command that fixes it 
 scale: setup ## change the number of nodes   NODES=n [ENV= YES=1]
 	@$(CLUSTER) scale $(COUNT) $(CONFIRMED)
 
-shell: setup ## log in to a node   [NODE=w1 ENV=]
-	@$(CLUSTER) shell $(NODE)
+shell: setup ## log in to a node as the training account; ADMIN=1: as the account with sudo   [NODE=w1 ADMIN=1 ENV=]
+	@$(CLUSTER) shell $(NODE) $(if $(ADMIN),--admin)
+
+put: setup ## copy a file or folder to the share   SRC=images [DST=datasets ENV=]
+	@$(CLUSTER) put '$(SRC)' '$(or $(DST),datasets)'
+
+get: setup ## copy a file or folder from the share   SRC=results [DST=. ENV=]
+	@$(CLUSTER) get '$(SRC)' '$(or $(DST),.)'
 
 env: setup ## copy an environment under a new name, with subnets that are free on this machine   NAME=x [FROM=local]
 	@$(VENV)/cluster env '$(NAME)' --from $(or $(FROM),local)
@@ -80,8 +86,8 @@ predict: setup ## compare the predictor with every published table
 jupyter: setup ## open a run in JupyterLab on this machine   [RUN=folder]
 	@$(VENV)/bench jupyter $(or $(RUN),latest)
 
-lab: setup ## show the address of the cluster's JupyterLab and the file that holds its token   [ENV=]
-	@$(CLUSTER) lab
+lab: setup ## show the address of the cluster's JupyterLab and its token file; TOKEN=1: the token itself   [ENV= TOKEN=1]
+	@$(CLUSTER) lab $(if $(TOKEN),--show-token)
 
 ##@ Some environments only
 

@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Callable
 
-from cluster import artefacts, cache, cost, doctor, environment, lab, lifecycle, preview, price_list
+from cluster import artefacts, cache, cost, doctor, environment, lab, lifecycle, preview, price_list, transfer
 from cluster.core import config, entry, paths
 from cluster.core.errors import UserError
 from cluster.core.numbers import Whole
@@ -74,8 +74,18 @@ def make_parser() -> argparse.ArgumentParser:
     text = "device that Horovod is compiled for (default: cuda)"
     command.add_argument("--device", choices=("cpu", "cuda"), default="cuda", help=text)
     add("clean", "remove cached images and packages that nothing uses", lambda args: cache.run(args.env))
-    command = add("shell", "log in to a node", lambda args: lifecycle.shell(args.env, args.node))
+    text = "log in to a node as the training account"
+    command = add("shell", text, lambda args: lifecycle.shell(args.env, args.node, args.admin))
     command.add_argument("node", nargs="?", default="head", help="name of the node (default: head)")
+    command.add_argument("--admin", action="store_true", help="log in as the account that may use sudo")
+    text = "copy a file or folder of this machine to the share"
+    command = add("put", text, lambda args: transfer.put(args.env, args.source, args.target))
+    command.add_argument("source", nargs="?", default="", help="file or folder; with / at its end, its content")
+    command.add_argument("target", nargs="?", default="datasets", help="path on the share (default: datasets)")
+    text = "copy a file or folder of the share to this machine"
+    command = add("get", text, lambda args: transfer.get(args.env, args.source, args.target))
+    command.add_argument("source", nargs="?", default="", help="path on the share; with / at its end, its content")
+    command.add_argument("target", nargs="?", default=".", help="folder on this machine (default: the current one)")
     return parser
 
 

@@ -129,7 +129,7 @@ def run(env: str, show_token: bool, as_json: bool) -> int:
     print(f"JupyterLab      {found['url']}")
     print(f"certificate     SHA-256 {found['fingerprint_sha256']}")
     print(f"                {found['certificate']}")
-    hint = f"{found['token_file']} (.venv/bin/cluster --env {env} lab --show-token prints it)"
+    hint = f"{found['token_file']} (`make lab TOKEN=1 ENV={env}` prints it)"
     print(f"token           {found.get('token') or hint}")
     if contract.ssh.jump_host:
         host, port = contract.nodes[contract.head].management_address, cluster.ports.jupyter

@@ -17,7 +17,7 @@ from rich.table import Table
 
 from cluster import background, health, horovod_wheel, image, in_use, lab, recovery, wheelhouse
 from cluster.core import causes, config, files, lock, root, ssh, tfstate
-from cluster.core.config import ROOT
+from cluster.core.config import ROOT, layout
 from cluster.core.contract import Contract
 from cluster.core.errors import InfraError, UserError
 from cluster.core.process import PlaybookTasks, end_leftovers, run_logged
@@ -206,7 +206,11 @@ def status(env: str, as_json: bool) -> int:
     return 0 if healthy else 1
 
 
-def shell(env: str, node: str) -> None:
+def shell(env: str, node: str, admin: bool = False) -> None:
+    """Become a login shell on the node: of the training account, in the share; with admin, of the login account.
+
+    The training account has the key to the other nodes and no sudo. The way to it is the login account's own sudo.
+    """
     provider = State(env).cluster().provider
     if not registry.PROVIDERS[provider].has_nodes:
         raise UserError(f"ENV={env}: provider {provider} has no nodes to log in to; gpulab-cli has an ssh command")
@@ -214,8 +218,14 @@ def shell(env: str, node: str) -> None:
     if node not in contract.nodes:
         names = ", ".join(name for name, _ in contract.ordered())
         raise UserError(f"NODE={node}: no such node; choose one of {names}")
-    argv = ssh.argv(contract, node, batch=False)
-    os.execvp(argv[0], argv)  # noqa: S606
+    argv = ssh.argv(contract, node, *([] if admin else [training_shell(contract)]), batch=False)
+    os.execvp(argv[0], [argv[0], "-t", *argv[1:]])  # noqa: S606
+
+
+def training_shell(contract: Contract) -> str:
+    folder = shlex.quote(contract.storage.path) if contract.storage.backend != "none" else "~"
+    start = f"cd {folder} 2> /dev/null || cd; exec bash -l"
+    return f"sudo -u {layout()['user']} -H env -u SUDO_COMMAND sh -c {shlex.quote(start)}"
 
 
 def destroy(env: str, yes: bool = False) -> None:

@@ -28,7 +28,7 @@ from stages import Run  # noqa: E402
 
 from cluster.core.state import CACHE, terraform_binary, write_terraform_cli_config  # noqa: E402
 
-SHELL_FILES = [".ci/run", "bin/lock", "bin/terraform"]
+SHELL_FILES = [".ci/run", "bin/env", "bin/lock", "bin/terraform"]
 LINT = {
     "ruff check": [BIN / "ruff", "check", "."],
     "ruff format": [BIN / "ruff", "format", "--check", "."],

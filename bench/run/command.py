@@ -89,7 +89,7 @@ def carry_out(args: argparse.Namespace, env: str, state: State, contract: Contra
     print(f"run {asked.id} on {', '.join(asked.nodes)}", file=sys.stderr, flush=True)
     if args.detach:
         suffix = "" if env == "local" else f" --env {env}"
-        print(f"follow it: .venv/bin/bench runs logs {asked.id} -f{suffix}", file=sys.stderr)
+        print(f"follow it: bench runs logs {asked.id} -f{suffix}", file=sys.stderr)
         return 0
     begin = time.monotonic()
     follow(contract, asked, every=args.all_ranks)

@@ -96,7 +96,7 @@ class State:
             if not ends_runs and (going := self.detached_run()):
                 raise UserError(
                     f"ENV={self.env}: run {going} is using it; wait until it ends, or run "
-                    f"`.venv/bin/bench runs cancel {going} --env {self.env}`"
+                    f"`bench runs cancel {going} --env {self.env}`"
                 )
             yield
 

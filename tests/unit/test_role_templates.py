@@ -14,6 +14,7 @@ def parameters(transport: str, **changes: object) -> dict[str, str]:
     variables = {
         **{"contract_fabrics": {"f": {**FABRIC, "transport": transport}}, "contract_active_fabric": "f"},
         **{"contract_provider": "baremetal", "mpi_ports_first": 20000, "mpi_ports_count": 10000, "mpi_hca": ""},
+        **{"inventory_hostname": "head", "groups": {"head": ["head"]}},
         **{"tuning": {"mca": {}, "number": 0}, **changes},
     }
     text = jinja2.Environment(  # noqa: S701 (no HTML)

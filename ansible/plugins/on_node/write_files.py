@@ -48,6 +48,7 @@ def put(entry, check):
         return False, before
     if check:
         return True, before
+    os.makedirs(os.path.dirname(path), exist_ok=True)
     new = f"{path}.new"
     handle = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(handle, "wb") as file:
