@@ -8,6 +8,7 @@ import time
 import torch
 
 from bench.worker import rank
+from bench.worker.accelerator import Accelerator
 from bench.worker.engines import Engine
 from bench.worker.protocol import CaseDone, CaseSpec, LaunchSpec, Spec, emit
 
@@ -15,11 +16,10 @@ MIN_REPEATS, MAX_REPEATS = 5, 200
 WARMUP_REPEATS = 2
 
 
-def tensor_for(case: CaseSpec, engine: Engine, cuda: bool) -> torch.Tensor:
+def tensor_for(case: CaseSpec, engine: Engine, place: str) -> torch.Tensor:
     """The input of a rank. As in nccl-tests, the size of a case is the larger of its input and output."""
     count = case.count // engine.size if case.collective == "all_gather" else case.count
-    target = torch.device("cuda", engine.local_rank) if cuda else torch.device("cpu")
-    return torch.full((count,), float(engine.rank + 1), device=target)
+    return torch.full((count,), float(engine.rank + 1), device=place)
 
 
 def errors(case: CaseSpec, result: torch.Tensor, engine: Engine) -> int:
@@ -35,17 +35,16 @@ def errors(case: CaseSpec, result: torch.Tensor, engine: Engine) -> int:
     return int((result[: expected.numel()].cpu() != expected).sum())
 
 
-def run_case(case: CaseSpec, engine: Engine, cuda: bool) -> CaseDone:
+def run_case(case: CaseSpec, engine: Engine, device: Accelerator) -> CaseDone:
     call = getattr(engine, {"broadcast": "broadcast_tensor"}.get(case.collective, case.collective))
     wrong, times = 0, []
     begin = time.perf_counter()
     for i in range(MAX_REPEATS + WARMUP_REPEATS):
-        tensor = tensor_for(case, engine, cuda)
+        tensor = tensor_for(case, engine, device.place)
         engine.barrier()
         start = time.perf_counter()
         result = call(case.id, tensor)
-        if cuda:
-            torch.cuda.synchronize()
+        device.wait(device.mark())
         seconds = time.perf_counter() - start
         if i == 0:
             wrong = sum(engine.gather(errors(case, result, engine)))
@@ -58,9 +57,9 @@ def run_case(case: CaseSpec, engine: Engine, cuda: bool) -> CaseDone:
     return CaseDone(case.id, times, wrong)
 
 
-def run_cases(engine: Engine, spec: Spec, launch: LaunchSpec) -> None:
+def run_cases(engine: Engine, device: Accelerator, spec: Spec, launch: LaunchSpec) -> None:
     for case in launch.cases:
-        done = run_case(case, engine, launch.cuda)
+        done = run_case(case, engine, device)
         if engine.rank == 0:
             emit(done)
 

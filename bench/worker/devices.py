@@ -8,9 +8,11 @@ from torch import nn
 from torch.nn import functional as F
 
 from bench.worker import torch_models
+from bench.worker.accelerator import Accelerator
 from bench.worker.engines import Engine, GradientSum
 from bench.worker.feed import Feed
 from bench.worker.protocol import Gradient, Step, TrialSpec
+from bench.worker.step_timer import StepTimer
 
 FORWARD_SHARE = 1 / 3
 LEARNING_RATE = 0.01
@@ -74,50 +76,63 @@ class TrainingDevice:
     """Trains the model and submits each gradient, in fp16 if half is set, as soon as backward yields it."""
 
     def __init__(
-        self, model: nn.Module, images: torch.Tensor, labels: torch.Tensor, name: str, half: bool, source: Feed
+        self,
+        model: nn.Module,
+        images: torch.Tensor,
+        labels: torch.Tensor,
+        name: str,
+        half: bool,
+        source: Feed,
+        accelerator: Accelerator,
     ) -> None:
         self.model, self.images, self.labels, self.name, self.half = model, images, labels, name, half
         self.source = source
         self.optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE, momentum=0.9)
         self.engine: GradientSum | None = None
         self.sent: list[tuple[torch.Tensor, torch.Tensor]] = []
-        self.first = 0.0
+        self.timer = StepTimer(accelerator)
+        self.loss: torch.Tensor | None = None
         self.losses: list[float] = []
         for i, parameter in enumerate(model.parameters()):
             parameter.register_post_accumulate_grad_hook(lambda p, i=i: self.submit(i, p))
 
     def submit(self, number: int, parameter: torch.Tensor) -> None:
-        self.first = self.first or time.perf_counter()
         gradient = parameter.grad
         assert gradient is not None and self.engine is not None  # noqa: S101
         tensor = gradient.half() if self.half else gradient
         self.sent.append((gradient, tensor))
         self.engine.submit(f"{self.name}.{number}", tensor)
+        self.timer.gradient()
 
-    def synchronize(self) -> None:
-        if self.images.is_cuda:
-            torch.cuda.synchronize()
+    def fetch(self) -> bool:
+        batch = self.source.tensors(self.images.device)
+        if batch is not None:
+            self.images, self.labels = batch
+        return batch is not None
+
+    def backward(self) -> None:
+        assert self.engine is not None  # noqa: S101
+        self.engine.begin(1.0)
+        self.optimizer.zero_grad(set_to_none=False)
+        self.loss = F.cross_entropy(self.model(self.images), self.labels)
+        self.loss.backward()
+
+    def sum(self) -> None:
+        assert self.engine is not None  # noqa: S101
+        self.engine.wait()
+
+    def update(self) -> None:
+        assert self.engine is not None  # noqa: S101
+        for gradient, tensor in self.sent:
+            gradient.copy_(tensor).div_(self.engine.size)
+        self.optimizer.step()
 
     def step(self, engine: GradientSum) -> Step:
-        self.engine, self.sent, self.first = engine, [], 0.0
-        begin = time.perf_counter()
-        if (batch := self.source.tensors(self.images.device)) is not None:
-            self.images, self.labels = batch
-        start = time.perf_counter()
-        engine.begin(1.0)
-        self.optimizer.zero_grad(set_to_none=False)
-        loss = F.cross_entropy(self.model(self.images), self.labels)
-        loss.backward()
-        self.synchronize()
-        computed = time.perf_counter()
-        engine.wait()
-        for gradient, tensor in self.sent:
-            gradient.copy_(tensor).div_(engine.size)
-        self.optimizer.step()
-        self.synchronize()
-        end = time.perf_counter()
-        self.losses.append(float(loss.detach()))
-        return Step(end - begin, computed - start, end - self.first, start - begin)
+        self.engine, self.sent = engine, []
+        step = self.timer.step(self)
+        assert self.loss is not None  # noqa: S101
+        self.losses.append(float(self.loss.detach()))
+        return step
 
     def check(self, engine: Engine) -> None:
         """Fail unless all ranks have the same weights."""
@@ -127,15 +142,16 @@ class TrainingDevice:
             raise RuntimeError(f"the weights differ between ranks: their sums are {sums}")
 
 
-def make(trial: TrialSpec, gradients: list[Gradient], engine: Engine, source: Feed) -> Device:
+def make(trial: TrialSpec, gradients: list[Gradient], engine: Engine, source: Feed, accelerator: Accelerator) -> Device:
     if trial.device == "emulated":
         return EmulatedDevice(trial, gradients, source)
-    target = torch.device("cuda", engine.local_rank) if trial.device == "cuda" else torch.device("cpu")
+    target = torch.device(accelerator.place)
     torch.manual_seed(1)
-    model = torch_models.MODELS[trial.model]().to(target)
+    model = torch_models.MODELS[trial.model]()
     generator = torch.Generator().manual_seed(100 + engine.rank)
     images = torch.randn(trial.batch, 3, trial.pixels, trial.pixels, generator=generator).to(target)
     labels = torch.randint(torch_models.CLASSES, (trial.batch,), generator=generator).to(target)
-    # All ranks start with the weights of rank 0.
+    # All ranks start with the weights of rank 0, sent from CPU memory: tensors of its GPU would arrive on that GPU.
     model.load_state_dict(engine.broadcast(model.state_dict()))
-    return TrainingDevice(model, images, labels, trial.model, trial.compression == "fp16", source)
+    half = trial.compression == "fp16"
+    return TrainingDevice(model.to(target), images, labels, trial.model, half, source, accelerator)

@@ -11,7 +11,8 @@ from typing import NoReturn
 
 import torch
 
-from bench.worker import engines
+from bench.worker import accelerator, engines
+from bench.worker.accelerator import Accelerator
 from bench.worker.engines import Engine
 from bench.worker.protocol import Failed, Finished, LaunchSpec, Spec, Started, TrialSpec, emit, read_spec
 from bench.worker.shards import DataError
@@ -30,7 +31,13 @@ def set_rate(spec: LaunchSpec | TrialSpec, local: int) -> None:
         subprocess.run(["sudo", "-n", "/usr/local/sbin/fabric-rate", "set", str(spec.rate_mbit), *burst], check=True)
 
 
-def serve(work: Callable[[Engine, Spec, LaunchSpec], None]) -> None:
+def start(launch: LaunchSpec) -> tuple[Accelerator, Engine]:
+    """The rank's device and its engine, which allocates on the current device: so the device comes first."""
+    device = accelerator.make(launch.cuda, local_rank())
+    return device, engines.make(launch.engine, launch.cuda)
+
+
+def serve(work: Callable[[Engine, Accelerator, Spec, LaunchSpec], None]) -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     parser = argparse.ArgumentParser()
     parser.add_argument("--spec", required=True, help="path of the spec file")
@@ -42,13 +49,13 @@ def serve(work: Callable[[Engine, Spec, LaunchSpec], None]) -> None:
     launch = spec.launches[args.part]
     # A connection keeps the packet size it started with, so the rate is set before the ranks connect.
     set_rate(launch, local_rank())
-    engine = engines.make(launch.engine)
+    device, engine = start(launch)
     if launch.one_thread:
         torch.set_num_threads(1)
     if engine.rank == 0:
         emit(Started(engine.size))
     try:
-        work(engine, spec, launch)
+        work(engine, device, spec, launch)
     except DataError as error:
         # Every rank reports this itself: its peers only see a lost connection.
         emit(Failed(str(error)))

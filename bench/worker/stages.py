@@ -19,7 +19,7 @@ from typing import Any
 import numpy
 from numpy.typing import NDArray
 
-from bench.worker import images, shards
+from bench.worker import accelerator, images, shards
 from bench.worker.loader import Loader
 from bench.worker.shards import Faults, Index, Pool, SampleOffsets
 
@@ -134,18 +134,19 @@ def processing(found: list[bytes], seconds: float) -> list[Rate]:
 
 def to_device(batch: NDArray[numpy.uint8], seconds: float) -> Rate:
     """Copy a batch to the GPU. Without a GPU, copy it in memory and say so in the note."""
-    try:
+    cuda = accelerator.present()
+    device = accelerator.make(cuda, 0)
+    source: Any = batch
+    if cuda:
         import torch
-    except ImportError:
-        torch = None
-    cuda = torch is not None and torch.cuda.is_available()
-    source: Any = torch.from_numpy(batch).pin_memory() if cuda else batch
+
+        source = torch.from_numpy(batch).pin_memory()
     target = numpy.zeros_like(batch)
 
     def copy() -> tuple[int, int]:
         if cuda:
-            source.to("cuda", non_blocking=True)
-            torch.cuda.synchronize()
+            source.to(device.place, non_blocking=True)
+            device.wait(device.mark())
         else:
             target[...] = source
         return len(batch), batch.nbytes

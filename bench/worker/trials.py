@@ -5,6 +5,7 @@ import statistics
 import time
 
 from bench.worker import compression, counters, devices, feed, rank, step_statistics
+from bench.worker.accelerator import Accelerator
 from bench.worker.engines import Engine
 from bench.worker.protocol import LaunchSpec, Progress, RankReport, Spec, Step, TrialDone, TrialSpec, WarmUp, emit
 
@@ -21,12 +22,12 @@ def slowest(engine: Engine, steps: list[Step], late: bool) -> tuple[list[float],
     return [max(times) for times in zip(*(times for times, _ in reports), strict=True)], reports[0][1]
 
 
-def run_trial(engine: Engine, trial: TrialSpec, spec: Spec) -> None:
+def run_trial(engine: Engine, accelerator: Accelerator, trial: TrialSpec, spec: Spec) -> None:
     rank.set_rate(trial, engine.local_rank)
     engine.barrier()
     engine = compression.wrap(engine, trial.compression)
     source = feed.make(trial, engine)
-    device = devices.make(trial, spec.gradients.get(trial.model, []), engine, source)
+    device = devices.make(trial, spec.gradients.get(trial.model, []), engine, source, accelerator)
     started = time.perf_counter()
     step_times: list[float] = []
     while True:
@@ -76,9 +77,9 @@ def run_trial(engine: Engine, trial: TrialSpec, spec: Spec) -> None:
         )
 
 
-def run_trials(engine: Engine, spec: Spec, launch: LaunchSpec) -> None:
+def run_trials(engine: Engine, accelerator: Accelerator, spec: Spec, launch: LaunchSpec) -> None:
     for trial in launch.trials:
-        run_trial(engine, trial, spec)
+        run_trial(engine, accelerator, trial, spec)
 
 
 def main() -> None:

@@ -9,7 +9,7 @@ import sys
 import torch
 from torch import nn
 
-from bench.worker import compression, devices, engines, rank
+from bench.worker import accelerator, compression, devices, engines, rank
 from bench.worker.feed import Feed
 
 STEPS = 8
@@ -40,7 +40,7 @@ def train(engine: engines.GradientSum, images: torch.Tensor, labels: torch.Tenso
     torch.manual_seed(7)
     for parameter in model.parameters():
         nn.init.normal_(parameter, std=0.1)
-    device = devices.TrainingDevice(model, images, labels, "verify", half=False, source=Feed())
+    device = devices.TrainingDevice(model, images, labels, "verify", False, Feed(), accelerator.Cpu())
     for _ in range(STEPS):
         device.step(engine)
     return device

@@ -1,0 +1,90 @@
+"""A fake of torch.cuda with 8 devices, streams and a clock of its own. It refuses what a rank must not do."""
+
+from __future__ import annotations
+
+import types
+from dataclasses import dataclass, field
+
+DEVICES = 8
+LAUNCH_S = 10e-6  # host time to start one piece of work
+
+
+class Misuse(Exception):
+    """Work or a wait on a device of another rank, or a wait for all streams of a device."""
+
+
+@dataclass
+class Machine:
+    """The devices as one rank sees them. A time is when a stream has done all work it was given."""
+
+    rank: int
+    current: int = 0
+    host: float = 0.0
+    compute: list[float] = field(default_factory=lambda: [0.0] * DEVICES)
+    nccl: list[float] = field(default_factory=lambda: [0.0] * DEVICES)
+
+    def use(self, device: int) -> int:
+        if device != self.rank:
+            raise Misuse(f"rank {self.rank} uses device {device}")
+        return device
+
+    def kernel(self, seconds: float) -> None:
+        """Start work on the compute stream."""
+        device = self.use(self.current)
+        self.host += LAUNCH_S
+        self.compute[device] = max(self.compute[device], self.host) + seconds
+
+    def collective(self, seconds: float) -> None:
+        """NCCL starts when the compute stream has the gradient, beside the compute that follows."""
+        device = self.use(self.current)
+        self.host += LAUNCH_S
+        self.nccl[device] = max(self.nccl[device], self.compute[device], self.host) + seconds
+
+    def host_waits_for_nccl(self) -> None:
+        """Horovod: the handle is done when NCCL is done."""
+        self.host = max(self.host, self.nccl[self.use(self.current)])
+
+    def stream_waits_for_nccl(self) -> None:
+        """DistributedDataParallel: the host goes on, the compute stream waits."""
+        device = self.use(self.current)
+        self.compute[device] = max(self.compute[device], self.nccl[device])
+
+    def set_device(self, device: int) -> None:
+        self.current = self.use(device)
+
+    def synchronize(self, device: int | None = None) -> None:
+        raise Misuse("a wait for the whole device also waits for NCCL")
+
+    def torch(self) -> types.ModuleType:
+        """The module that replaces torch."""
+        machine = self
+
+        class Event:
+            def __init__(self, enable_timing: bool = False) -> None:
+                self.timing = enable_timing
+
+            def record(self) -> None:
+                self.device = machine.use(machine.current)
+                machine.host += LAUNCH_S
+                self.at = max(machine.compute[self.device], machine.host)
+
+            def synchronize(self) -> None:
+                machine.use(self.device)
+                machine.host = max(machine.host, self.at)
+
+            def elapsed_time(self, end: Event) -> float:
+                if not (self.timing and end.timing) or max(self.at, end.at) > machine.host:
+                    raise RuntimeError("both events must be recorded with timing and be complete")
+                return (end.at - self.at) * 1000
+
+        module = types.ModuleType("torch")
+        module.Tensor = object
+        module.backends = types.SimpleNamespace(cudnn=types.SimpleNamespace(benchmark=False))
+        module.cuda = types.SimpleNamespace(
+            device_count=lambda: DEVICES,
+            is_available=lambda: True,
+            set_device=self.set_device,
+            synchronize=self.synchronize,
+            Event=Event,
+        )
+        return module
