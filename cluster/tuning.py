@@ -21,6 +21,7 @@ from cluster.core.sections import Section
 Algorithm = Literal["default", "recursive_doubling", "ring", "segmented_ring", "rabenseifner"]
 # Their numbers in OpenMPI (coll_tuned_allreduce_algorithm).
 NUMBERS: dict[Algorithm, int] = {"recursive_doubling": 3, "ring": 4, "segmented_ring": 5, "rabenseifner": 6}
+RING_ALLGATHERV = "3"
 
 
 class Tuning(Section):
@@ -109,13 +110,25 @@ def mca(chosen: Tuning) -> dict[str, str]:
     }
 
 
-def launch_mca(chosen: Tuning, processes: int) -> dict[str, str]:
-    """OpenMPI's parameters for one launch: the number of processes is known and all messages are large."""
-    if chosen.algorithm == "default":
+def all_reduce(chosen: Tuning, processes: int) -> Algorithm:
+    """OpenMPI's all-reduce of a launch that pins it. Its own choice for large messages is Rabenseifner's."""
+    if processes <= 2:
+        # With two processes a ring waits on itself; recursive doubling sends the same bytes in one exchange.
+        return "recursive_doubling"
+    return "rabenseifner" if chosen.algorithm == "default" else chosen.algorithm
+
+
+def launch_mca(chosen: Tuning, processes: int, pinned: bool = False) -> dict[str, str]:
+    """OpenMPI's parameters for one launch: the number of processes is known and all messages are large.
+
+    pinned: name the algorithm even where OpenMPI would choose one, so that the bytes on the wire are known.
+    """
+    if chosen.algorithm == "default" and not pinned:
         return {**mca(chosen), "coll_tuned_use_dynamic_rules": "0"}
-    # With two processes a ring waits on itself; recursive doubling sends the same bytes in one exchange.
-    number = NUMBERS[chosen.algorithm if processes > 2 else "recursive_doubling"]
+    number = NUMBERS[all_reduce(chosen, processes)]
     rules = {"coll_tuned_use_dynamic_rules": "1", "coll_tuned_allreduce_algorithm": str(number)}
+    if pinned:
+        rules["coll_tuned_allgatherv_algorithm"] = RING_ALLGATHERV
     if chosen.segment_bytes:
         rules["coll_tuned_allreduce_algorithm_segmentsize"] = str(chosen.segment_bytes)
     return {**mca(chosen), **rules}

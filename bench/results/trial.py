@@ -88,12 +88,15 @@ class Traffic(Record):
     """Bytes sent per interface: proof that the traffic used the fabric."""
 
     interface: str
+    algorithms: dict[str, float] = Field(
+        default_factory=dict, description="algorithm -> share of the gradients' bytes; empty in earlier versions"
+    )
     expected_bytes: float = Field(description="bytes per node and step that the algorithm must send at this scale")
     fixed_bytes: float = Field(
         default=0.0,
         description="bytes per node and step that do not shrink with scale (negotiation, headers), from the check",
     )
-    measured_bytes: dict[str, float] = Field(description="node -> bytes sent per step on the fabric interface")
+    measured_bytes: dict[str, float] = Field(description="node -> bytes sent per step on the fabric")
     nccl: list[str] = Field(
         default_factory=list, description="networks that NCCL reports, such as IB or Socket; device cuda only"
     )
@@ -163,7 +166,8 @@ class Trial(Record):
     images_per_second: Interval | None = Field(default=None, description="total over all GPUs")
     breakdown_ms: Breakdown | None = None
     bus_bandwidth_gbps: Interval | None = Field(
-        default=None, description="2(n-1)/n x gradient bytes over communication time, in units of the modelled cluster"
+        default=None,
+        description="gradient bytes that a node must send, over communication time, in units of the modelled cluster",
     )
     link_gbps: float | None = Field(
         default=None,

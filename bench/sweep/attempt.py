@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from bench.plan import unfold
 from bench.plan.unfold import PointGroup
 from bench.results.trial import Trial
-from bench.sweep import nccl_log, record
+from bench.sweep import nccl_log, record, transport
 from bench.sweep.launch import Launch
 from bench.sweep.progress import label
 from bench.worker import protocol
@@ -106,10 +106,13 @@ class Attempt:
         main, check = (self.main[point.id], event) if event.check else (event, None)
         compute = unfold.compute_ms(self.sweep.plan, point) if point.device.startswith("emulated:") else None
         interface, link = self.launch.interface, self.sweep.link
-        trial = record.trial(point, main, check, compute, interface, self.launch_s, self.started, link, self.nccl)
+        how = transport.algorithm(point, self.launch.settings)
+        trial = record.trial(point, main, check, compute, interface, self.launch_s, self.started, link, self.nccl, how)
+        if self.nccl:
+            self.nccl.start_trial()
         steps = self.sweep.folder.write_steps(point.id, main.ranks)
         found: dict[str, Any] = {"log": self.log, "step_times": steps, "settings": self.sweep.settings(point)}
-        problem = trial.error or (trial.traffic and record.excess(point, trial.traffic))
+        problem = trial.error or (trial.traffic and transport.excess(point, trial.traffic))
         if problem and (others := self.sweep.executor.foreign(self.launch, senders=not trial.error)):
             found["status"] = "failed"
             found["error"] = f"{problem}; other work on the nodes: {'; '.join(others)}"

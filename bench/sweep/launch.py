@@ -108,7 +108,10 @@ def mpirun(launch: Launch) -> list[str]:
     values = launch.environment
     if launch.engine in ("ddp", "ps"):
         values |= {"MASTER_ADDR": launch.hosts[0], "MASTER_PORT": str(MASTER_PORT)}
-    parameters = tuning.launch_mca(launch.settings, launch.processes)
+    # On GPUs NCCL sends the gradients. MPI's messages are then small, and its own choice of algorithms is best.
+    settings = launch.settings.model_copy(update={"algorithm": "default"}) if launch.cuda else launch.settings
+    pinned = launch.program == "trials" and not launch.cuda
+    parameters = tuning.launch_mca(settings, launch.processes, pinned)
     return [
         *("mpirun", "-np", str(launch.processes), "-H", launch.host_list, "-bind-to", "none", "-map-by", "slot"),
         *("-mca", "btl_tcp_if_include", launch.subnet, "-mca", "oob_tcp_if_include", launch.subnet),

@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable
-from operator import attrgetter, itemgetter
+from operator import attrgetter
 from typing import Any, Literal
-from urllib.parse import urlsplit
 
-from bench.catalogue import models
 from bench.plan import scale_model
-from bench.results.trial import Breakdown, Emulation, Input, Interval, LinkEvidence, Point, Timing, Traffic, Trial
-from bench.sweep import nccl_log
+from bench.results.trial import Breakdown, Emulation, Input, Interval, LinkEvidence, Point, Timing, Trial
+from bench.sweep import nccl_log, transport
 from bench.worker import step_statistics
-from bench.worker.protocol import RankReport, Step, TrialDone, one_bit_bytes
+from bench.worker.protocol import RankReport, Step, TrialDone
 
-# Ethernet, IP and TCP headers with timestamps: a frame of 1514 bytes has 1448 bytes of payload.
-WIRE_OVERHEAD = 1514 / 1448
-TOLERANCE = 0.15
 # A straggler's compute time exceeds the median of all ranks by this factor.
 STRAGGLER = 1.10
 total, communication = attrgetter("total"), attrgetter("communication")
@@ -27,86 +22,6 @@ def interval(values: list[float], convert: Any = lambda value: value) -> Interva
     low, high = step_statistics.median_interval(values)
     ends = sorted((convert(low), convert(high)))
     return Interval(median=convert(statistics.median(values)), low=ends[0], high=ends[1])
-
-
-def ring_bytes(point: Point, factor: float) -> float:
-    """Payload that each node must send per step, mean over nodes. Gradients are reduced inside a node first.
-
-    A ring and a parameter server with a share on every node send the same bytes. Single bits go from all to all.
-    """
-    sizes = [max(1, round(n / factor)) for n, _ in models.get(point.model).gradients_in_backward_order()]
-    if point.compression == "1bit":
-        return (point.nodes - 1) * point.gpus_per_node * float(sum(map(one_bit_bytes, sizes)))
-    return 2 * (point.nodes - 1) / point.nodes * sum(sizes) * (2 if point.compression == "fp16" else 4)
-
-
-def sent_by_node(event: TrialDone) -> dict[str, dict[str, float]]:
-    """node -> interface -> bytes per step."""
-    return {rank.node: rank.sent for rank in reversed(event.ranks) if rank.local_rank == 0}
-
-
-def mean_sent(event: TrialDone, interface: str) -> float:
-    nodes = sent_by_node(event)
-    return sum(sent.get(interface, 0.0) for sent in nodes.values()) / len(nodes)
-
-
-def fixed_bytes(main: TrialDone, check: TrialDone | None, interface: str) -> float:
-    """Bytes per node and step that do not shrink with the scale factor: Horovod's negotiation and packet headers.
-
-    At twice the scale factor half as many gradient bytes are sent, and the same fixed bytes.
-    """
-    if not check:
-        return 0.0
-    ratio = check.scale / main.scale
-    return float(max(0.0, (ratio * mean_sent(check, interface) - mean_sent(main, interface)) / (ratio - 1)))
-
-
-def proof(point: Point, main: TrialDone, check: TrialDone | None, interface: str) -> tuple[Traffic, str | None]:
-    """Bytes per interface, and the error if they did not go over the fabric."""
-    by_node = sent_by_node(main)
-    expected = (ring_bytes(point, main.scale) + served_bytes(point, main.ranks)) * WIRE_OVERHEAD
-    fixed = fixed_bytes(main, check, interface)
-    traffic = Traffic(
-        interface=interface,
-        expected_bytes=expected,
-        fixed_bytes=fixed,
-        measured_bytes={node: sent.get(interface, 0.0) for node, sent in by_node.items()},
-        other_bytes={node: {nic: n for nic, n in sent.items() if nic != interface} for node, sent in by_node.items()},
-    )
-    if point.nodes == 1:
-        return traffic, None
-    total = mean_sent(main, interface)
-    for node, others in traffic.other_bytes.items():
-        for nic, sent in others.items():
-            if sent > 0.5 * expected:
-                return traffic, f"traffic went over {nic} on {node}, not over {interface}"
-    if not (1 - TOLERANCE) * expected <= total <= (1 + TOLERANCE) * (expected + fixed):
-        wanted = f"{expected / 1e6:.2f} MB plus {fixed / 1e6:.2f} MB of negotiation, within {TOLERANCE:.0%}"
-        return traffic, f"{interface} sent {total / 1e6:.2f} MB per node and step, expected {wanted}"
-    return traffic, None
-
-
-def excess(point: Point, traffic: Traffic) -> str | None:
-    """The node that sent more than its gradients need, if one did.
-
-    Negotiation may explain it. So may other traffic: it does not halve at twice the scale factor either.
-    """
-    if point.nodes == 1 or point.data != "synthetic":
-        return None
-    node, sent = max(traffic.measured_bytes.items(), key=itemgetter(1))
-    if sent <= (1 + TOLERANCE) * traffic.expected_bytes:
-        return None
-    needed = traffic.expected_bytes / 1e6
-    return f"{traffic.interface} on {node} sent {sent / 1e6:.2f} MB per step, its gradients need {needed:.2f} MB"
-
-
-def served_bytes(point: Point, ranks: list[RankReport]) -> float:
-    """Bytes of shards per node and step, if a node of the cluster serves them to the others."""
-    server = urlsplit(point.data.partition(":")[2]).hostname
-    if server not in {rank.node for rank in ranks}:
-        return 0.0
-    sent = sum(rank.input.read_bytes for rank in ranks if rank.input and rank.node != server)
-    return float(sent / len(ranks[0].steps) / point.nodes)
 
 
 def pipeline(ranks: list[RankReport]) -> Input | None:
@@ -170,13 +85,11 @@ def trial(
     started: str,
     link: LinkEvidence | None = None,
     nccl: nccl_log.Log | None = None,
+    algorithm: str = "ring",
 ) -> Trial:
     steps = slowest(main.ranks, total)
     images = point.batch * point.gpus
-    traffic, problem = proof(point, main, check, interface)
-    if nccl:
-        traffic = traffic.model_copy(update={"nccl": nccl.networks})
-        problem = nccl.problem() or problem
+    traffic, problem = transport.proof(point, main, check, interface, algorithm, nccl)
     emulation = None
     if compute:
         emulation = Emulation(
@@ -190,8 +103,8 @@ def trial(
         ratio = statistics.median(slowest(check.ranks, total)) / statistics.median(steps)
         found = {"check_scale": check.scale, "check_ratio": ratio, "converged": scale_model.converged(ratio)}
         emulation = emulation.model_copy(update=found)
-    ring = ring_bytes(point, main.scale) * main.scale * 8 / 1e9
-    bus = interval(slowest(main.ranks, communication), lambda value: ring / value) if point.nodes > 1 else None
+    sent = transport.payload(point, main.scale, traffic.algorithms) * main.scale * 8 / 1e9
+    bus = interval(slowest(main.ranks, communication), lambda value: sent / value) if point.nodes > 1 else None
     runs = [main, check] if check else [main]
     spent = {"warmup": sum(run.warmup_s for run in runs), "measure": sum(run.measure_s for run in runs)}
     return Trial(

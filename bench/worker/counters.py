@@ -13,14 +13,28 @@ def sent_bytes(classes: Path = Path("/sys/class")) -> dict[str, int]:
         for nic in (classes / "net").iterdir()
         if nic.name != "lo" and not nic.name.startswith("ifb")
     }
-    # EFA devices do not have this counter.
     for counter in sorted((classes / "infiniband").glob("*/ports/*/counters/port_xmit_data")):
         sent, port = RDMA_WORD * int(counter.read_text()), counter.parents[1]
         name = interface_of(port)
         # An InfiniBand port also counts the interface's IP packets; an Ethernet port counts RDMA only.
         includes_ip = (port / "link_layer").read_text().strip() == "InfiniBand"
         totals[name] = sent if includes_ip else totals.get(name, 0) + sent
+    # EFA devices have a counter of their own and no interface.
+    for counter in sorted((classes / "infiniband").glob("*/ports/*/hw_counters/tx_bytes")):
+        if not (counter.parents[1] / "counters/port_xmit_data").exists():
+            totals[f"efa:{counter.parents[3].name}"] = int(counter.read_text())
     return totals
+
+
+def parts(classes: Path = Path("/sys/class")) -> dict[str, list[str]]:
+    """What a name consists of: a bond, VLAN or bridge of the interfaces below it, an RDMA port of its interface."""
+    found = {
+        nic.name: sorted(lower.name.removeprefix("lower_") for lower in nic.glob("lower_*"))
+        for nic in (classes / "net").iterdir()
+    }
+    for port in sorted((classes / "infiniband").glob("*/ports/*")):
+        found[f"{port.parents[1].name}:{port.name}"] = [interface_of(port)]
+    return {name: names for name, names in found.items() if names}
 
 
 def interface_of(port: Path) -> str:

@@ -120,6 +120,7 @@ class RankReport:
     steps: list[Step]
     sent: dict[str, float]  # interface -> bytes per step of the whole node
     input: InputReport | None = None
+    parts: dict[str, list[str]] = field(default_factory=dict)  # interface or RDMA port -> interfaces it consists of
 
 
 @dataclass(frozen=True)

@@ -58,7 +58,9 @@ def run_trial(engine: Engine, accelerator: Accelerator, trial: TrialSpec, spec: 
     sent_after = counters.sent_bytes()
     sent = {nic: (sent_after[nic] - before) / len(steps) for nic, before in sent_before.items() if nic in sent_after}
     busy, total = (after - before for after, before in zip(counters.cpu_times(), cpu_before, strict=True))
-    reports = engine.gather(RankReport(socket.gethostname(), engine.local_rank, steps, sent, source.report()))
+    reports = engine.gather(
+        RankReport(socket.gethostname(), engine.local_rank, steps, sent, source.report(), counters.parts())
+    )
     device.check(engine)
     source.close()
     if engine.rank == 0:

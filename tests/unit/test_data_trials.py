@@ -14,7 +14,7 @@ from bench.explain.command import explain_run
 from bench.plan import check, schema, unfold
 from bench.results.runs import load
 from bench.results.trial import Point
-from bench.sweep import record
+from bench.sweep import record, transport
 from bench.sweep.spec import input_spec
 from bench.worker.protocol import InputReport, RankReport, Step
 from cluster.core.errors import UserError
@@ -94,9 +94,9 @@ def test_data_wait_is_a_separate_part_of_a_step():
 def test_shards_from_the_head_count_as_expected_traffic():
     ranks = [rank("head", 0.0, 99e6), rank("w1", 0.0, 8e6)]
     # w1 read 8 MB in 8 steps: 0.5 MB per node and step. The head reads locally.
-    assert record.served_bytes(POINT, ranks) == pytest.approx(0.5e6)
-    assert record.served_bytes(POINT.model_copy(update={"data": "shards:/disk"}), ranks) == 0
-    assert record.served_bytes(POINT.model_copy(update={"data": "shards:http://elsewhere/x"}), ranks) == 0
+    assert transport.served_bytes(POINT, ranks) == pytest.approx(0.5e6)
+    assert transport.served_bytes(POINT.model_copy(update={"data": "shards:/disk"}), ranks) == 0
+    assert transport.served_bytes(POINT.model_copy(update={"data": "shards:http://elsewhere/x"}), ranks) == 0
 
 
 def test_trial_records_the_capacity_of_the_input_pipeline():

@@ -16,7 +16,7 @@ from bench import cli
 from bench.plan import check, scale_model, schema, unfold
 from bench.results import store
 from bench.results.trial import Trial
-from bench.sweep import executors, launch, progress, record, runner
+from bench.sweep import executors, launch, progress, record, runner, transport
 from bench.sweep.launch import SpecFile
 from bench.worker import step_statistics as statistics
 from bench.worker.protocol import RankReport, Step, TrialDone
@@ -145,7 +145,11 @@ def test_engine_horovod_follows_the_tuning_of_the_fabric(tmp_path):
 
 
 def test_untuned_launch_overrides_the_settings_of_the_cluster():
-    assert "-mca coll_tuned_use_dynamic_rules 0" in " ".join(launch.argv(replace(JOB, settings=tuning.UNTUNED)))
+    untuned = replace(JOB, settings=tuning.UNTUNED)
+    assert "-mca coll_tuned_use_dynamic_rules 0" in " ".join(launch.argv(replace(untuned, program="collectives")))
+    # The proof of transport needs to know the algorithm.
+    assert "-mca coll_tuned_allreduce_algorithm 6" in " ".join(launch.argv(untuned))
+    assert "-mca coll_tuned_use_dynamic_rules 0" in " ".join(launch.argv(replace(JOB, cuda=True)))
     tuned = " ".join(launch.argv(JOB))
     assert "-mca coll_tuned_allreduce_algorithm 4" in tuned
     two = replace(JOB, hosts=("head", "w1"), slots=1)
@@ -166,8 +170,8 @@ def test_worker_runs_inside_the_training_container():
 
 def test_single_bits_are_sent_from_all_to_all():
     point = point_of(4).model_copy(update={"compression": "1bit"})
-    plain = record.ring_bytes(point.model_copy(update={"compression": "none"}), 1)
-    assert record.ring_bytes(point, 1) == pytest.approx(plain * 2 / 32, rel=0.01)
+    plain = transport.payload(point.model_copy(update={"compression": "none"}), 1, {"ring": 1})
+    assert transport.payload(point, 1, {"all_gather": 1}) == pytest.approx(plain * 2 / 32, rel=0.01)
 
 
 def test_nccl_logs_on_cuda_only():
@@ -271,7 +275,7 @@ def point_of(nodes=2):
 
 def report(nodes, nic="fabric0", share=1.0):
     point = point_of(len(nodes))
-    sent = record.ring_bytes(point, 4) * record.WIRE_OVERHEAD * share
+    sent = transport.payload(point, 4, {"ring": 1}) * transport.WIRE_OVERHEAD * share
     other = "mgmt0" if nic == "fabric0" else "fabric0"
     ranks = [rank(node, 1.0, {nic: sent, other: 10.0}) for node in nodes]
     return point, TrialDone(point.id, 4, 1.0, False, ranks, [], 30.0, 1.0, 2.0)
@@ -306,7 +310,9 @@ def test_unexpected_volume_fails_the_trial(share):
     ("main_share", "check_share", "status"),
     [
         # The extra bytes are the same at twice the scale factor: negotiation.
-        (1.5, 1.0, "ok"),
+        (1.2, 0.65, "ok"),
+        # So are these, but negotiation cannot be as much as that.
+        (1.5, 1.0, "failed"),
         # The extra bytes shrink with the scale factor: gradients were sent one and a half times.
         (1.5, 0.75, "failed"),
         # Part of the gradients used another interface.

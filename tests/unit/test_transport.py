@@ -1,5 +1,6 @@
 """The interface that sent the bytes: counters of the kernel and of RDMA, and the log of NCCL."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -55,9 +56,16 @@ def test_port_without_interface_is_counted_under_its_own_name(classes):
     assert counters.sent_bytes(classes)["mlx5_9/1"] == 28
 
 
-def test_device_without_the_counter_is_ignored(classes):
-    put(classes / "infiniband/efa_0/ports/1/hw_counters/tx_bytes", 7)
-    assert counters.sent_bytes(classes) == {"eth0": 100, "ib0": 40, "ib1": 50}
+def test_efa_is_counted_by_its_own_counter(classes):
+    put(classes / "infiniband/rdmap0s6/ports/1/hw_counters/tx_bytes", 7)
+    assert counters.sent_bytes(classes) == {"eth0": 100, "ib0": 40, "ib1": 50, "efa:rdmap0s6": 7}
+
+
+def test_parts_are_the_interfaces_below_and_the_interface_of_a_port(classes):
+    for upper, lower in (("bond0", "eth0"), ("bond0", "eth1"), ("bond0.7", "bond0")):
+        (classes / "net" / upper / f"lower_{lower}").mkdir(parents=True)
+    card(classes, "mlx5_0", "InfiniBand", 1000, {"ib0": 0})
+    assert counters.parts(classes) == {"bond0": ["eth0", "eth1"], "bond0.7": ["bond0"], "mlx5_0:1": ["ib0"]}
 
 
 def parsed(transport: str, interface: str, *lines: str) -> nccl_log.Log:
@@ -98,7 +106,9 @@ def test_nccl_on_another_interface_is_reported():
 @pytest.mark.parametrize(("lines", "status"), [(IB, "ok"), (SOCKET, "failed")])
 def test_trial_fails_if_nccl_uses_another_network(lines, status):
     _, main = report(["head", "w1"])
-    point = point_of().model_copy(update={"device": "cuda"})
+    port = {"mlx5_0:1": ["fabric0"]}
+    main = replace(main, ranks=[replace(rank, parts=port) for rank in main.ranks])
+    point = point_of().model_copy(update={"device": "cuda", "transport": "verbs"})
     trial = record.trial(point, main, None, None, "fabric0", 1.0, "now", None, parsed("verbs", "fabric0", *lines))
     assert trial.status == status
     assert trial.traffic.nccl == (["IB"] if status == "ok" else ["Socket"])

@@ -1,0 +1,144 @@
+"""The bytes that a node must send for an algorithm and topology, and whose counters show them."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from test_sweep import point_of, report
+
+from bench.sweep import nccl_log, transport
+from bench.worker.protocol import TrialDone
+from cluster import tuning
+
+LOGS = Path(__file__).parents[1] / "fixtures/nccl"
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "nodes", "gpus", "expected"),
+    [
+        ("ring", 4, 1, 2 * 3 / 4),
+        ("ring", 2, 8, 2 * 15 / 16),
+        ("tree", 2, 8, 1.0),
+        ("tree", 4, 4, 2 * 3 / 4),
+        ("parameter_server", 2, 4, 4.0),
+        ("all_gather", 2, 4, 7.0),
+        ("recursive_doubling", 2, 1, 1.0),
+        # Each of four ranks per node sends everything to its partner on the other node.
+        ("recursive_doubling", 2, 4, 4.0),
+        # Halving adds up inside the node first where ranks are a power of two.
+        ("rabenseifner", 2, 4, 1.0),
+        ("rabenseifner", 4, 4, 2 * 3 / 4),
+        # Three ranks: one pair exchanges halves, and one of them then works with the third.
+        ("rabenseifner", 3, 1, (2.5 + 2.0) / 3),
+    ],
+)
+def test_bytes_that_leave_a_node_follow_from_algorithm_and_topology(algorithm, nodes, gpus, expected):
+    assert transport.share(algorithm, nodes, gpus) == pytest.approx(expected)
+
+
+def test_every_engine_has_its_algorithm():
+    point = point_of(2).model_copy(update={"gpus_per_node": 4})
+
+    def how(settings=tuning.UNTUNED, **changes):
+        return transport.algorithm(point.model_copy(update=changes), settings)
+
+    assert {how(engine="horovod-gloo"), how(engine="ddp"), how(engine="horovod-mpi", device="cuda")} == {"ring"}
+    assert how(engine="ps") == "parameter_server"
+    assert how(engine="horovod-mpi") == "rabenseifner"
+    assert how(engine="horovod-mpi", gpus_per_node=1) == "recursive_doubling"
+    assert how(tuning.Tuning(), engine="horovod-mpi") == "ring"
+    assert how(engine="ddp", compression="1bit") == "all_gather"
+
+
+def counted(sent: dict[str, float], parts: dict[str, list[str]], kind="tcp", fabric="fabric0", log=None):
+    """Error of a trial in which both nodes sent these shares of the expected bytes."""
+    point, main = report(["head", "w1"])
+    point = point.model_copy(update={"transport": kind})
+    expected = next(iter(main.ranks[0].sent.values()))
+    each = {nic: part * expected for nic, part in sent.items()}
+    main = replace(main, ranks=[replace(rank, sent=each, parts=parts) for rank in main.ranks])
+    assert isinstance(main, TrialDone)
+    return transport.proof(point, main, None, fabric, "ring", log)[1]
+
+
+BOND = {"bond0": ["eth0", "eth1"], "bond0.7": ["bond0"], "br0": ["bond0.7"]}
+TWICE = {"eth0": 0.6, "eth1": 0.4, "bond0": 1.0, "bond0.7": 1.0, "br0": 1.0}
+
+
+@pytest.mark.parametrize("fabric", ["bond0", "bond0.7", "br0"])
+def test_bond_vlan_and_bridge_are_counted_once(fabric):
+    sent = {name: part for name, part in TWICE.items() if name in transport.below({fabric}, BOND)}
+    assert counted(sent, BOND, fabric=fabric) is None
+
+
+def test_vlan_beside_the_fabrics_vlan_fails_the_proof():
+    sent = {"eth0": 1.0, "eth0.7": 0.0, "eth0.8": 1.0}
+    parts = {"eth0.7": ["eth0"], "eth0.8": ["eth0"]}
+    assert "eth0.8 on head" in counted(sent, parts, fabric="eth0.7")
+
+
+def test_rdma_over_a_bond_is_counted_by_its_cards():
+    assert counted({"eth0": 0.5, "eth1": 0.5, "bond0": 0.0}, BOND, "verbs", "bond0") is None
+    assert counted({"eth0": 0.2, "eth1": 0.2, "bond0": 1.0}, BOND, "verbs", "bond0") is not None
+
+
+def test_efa_is_proved_by_its_own_counters():
+    assert counted({"efa:rdmap0s6": 0.5, "efa:rdmap1s6": 0.5, "ens5": 0.01}, {}, "efa", "ens5") is None
+    assert "ens5" in counted({"efa:rdmap0s6": 0.0, "ens5": 1.0}, {}, "efa", "ens5")
+
+
+def read(name: str, transport: str, interface: str) -> nccl_log.Log:
+    log = nccl_log.Log(transport, interface)
+    for line in (LOGS / name).read_text().splitlines(keepends=True):
+        log.read(line)
+    return log
+
+
+def test_log_of_a_ring_over_one_socket_interface():
+    log = read("ring.log", "tcp", "eth1")
+    assert log.problem() is None
+    assert log.shares("unknown") == {"ring": 1.0}
+    assert log.rails == {"head": {"eth1"}, "w1": {"eth1"}}
+    assert "not over eth0" in read("ring.log", "tcp", "eth0").problem()
+
+
+def test_log_of_trees_and_rings_gives_each_its_share_of_the_bytes():
+    log = read("tree.log", "verbs", "ib0")
+    assert log.problem() is None
+    assert log.shares("unknown") == {"tree": 0.75, "ring": 0.25}
+    point = point_of(4).model_copy(update={"gpus_per_node": 4})
+    both = transport.payload(point, 1, log.shares(""))
+    tree, ring = (transport.payload(point, 1, {name: 1.0}) for name in ("tree", "ring"))
+    assert both == pytest.approx(0.75 * tree + 0.25 * ring)
+
+
+def test_log_of_two_nodes_with_eight_gpus_sums_all_adapters():
+    log = read("two-by-eight.log", "verbs", "ib0")
+    assert log.problem() is None
+    assert log.networks == ["IB"]
+    ports = {f"mlx5_{n}:1": [f"ib{n}"] for n in range(4)}
+    assert log.rails == {"head": set(ports), "w1": set(ports)}
+    assert counted({f"ib{n}": 0.25 for n in range(4)}, ports, "verbs", "ib0", log) is None
+    assert counted({f"ib{n}": 0.10 for n in range(4)}, ports, "verbs", "ib0", log) is not None
+
+
+def test_log_of_several_socket_rails_sums_them():
+    log = read("rails.log", "tcp", "eth1")
+    assert log.problem() is None
+    rails = {"eth1": 0.4, "eth2": 0.3, "eth3": 0.3}
+    assert counted(rails, {}, fabric="eth1", log=log) is None
+    assert "eth0 on head" in counted({**rails, "eth0": 0.8}, {}, fabric="eth1", log=log)
+
+
+def test_log_of_a_fallback_to_sockets_is_a_problem():
+    log = read("sockets.log", "verbs", "ib0")
+    assert log.networks == ["IB", "Socket"]
+    assert log.problem() == "NCCL sent over NET/Socket on w1, not over verbs on ib0"
+
+
+def test_log_of_efa_is_no_problem_on_efa_only():
+    log = read("efa.log", "efa", "ens5")
+    assert log.networks == ["AWS Libfabric"]
+    assert log.problem() is None
+    assert log.shares("unknown") == {"ring": 1.0}
+    assert "NET/AWS Libfabric on head" in read("efa.log", "tcp", "ens5").problem()
