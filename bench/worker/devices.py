@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from bench.worker import torch_models
 from bench.worker.accelerator import Accelerator
-from bench.worker.engines import Engine, GradientSum
+from bench.worker.engines import Engine, GradientSum, ModuleEngine
 from bench.worker.feed import Feed
 from bench.worker.protocol import Gradient, Step, TrialSpec
 from bench.worker.step_timer import StepTimer
@@ -99,9 +99,10 @@ class TrainingDevice:
     def submit(self, number: int, parameter: torch.Tensor) -> None:
         gradient = parameter.grad
         assert gradient is not None and self.engine is not None  # noqa: S101
-        tensor = gradient.half() if self.half else gradient
-        self.sent.append((gradient, tensor))
-        self.engine.submit(f"{self.name}.{number}", tensor)
+        if not self.engine.in_backward:
+            tensor = gradient.half() if self.half else gradient
+            self.sent.append((gradient, tensor))
+            self.engine.submit(f"{self.name}.{number}", tensor)
         self.timer.gradient()
 
     def fetch(self) -> bool:
@@ -153,5 +154,7 @@ def make(trial: TrialSpec, gradients: list[Gradient], engine: Engine, source: Fe
     labels = torch.randint(torch_models.CLASSES, (trial.batch,), generator=generator).to(target)
     # All ranks start with the weights of rank 0, sent from CPU memory: tensors of its GPU would arrive on that GPU.
     model.load_state_dict(engine.broadcast(model.state_dict()))
-    half = trial.compression == "fp16"
-    return TrainingDevice(model.to(target), images, labels, trial.model, half, source, accelerator)
+    model, half = model.to(target), trial.compression == "fp16"
+    if isinstance(engine, ModuleEngine):
+        model = engine.module(model, half)
+    return TrainingDevice(model, images, labels, trial.model, half, source, accelerator)

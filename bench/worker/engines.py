@@ -6,6 +6,7 @@ import time
 from typing import Any, Protocol
 
 import torch
+from torch import nn
 
 DDP_FIRST_BUCKET = 1 << 20
 DDP_BUCKET = 25 << 20
@@ -19,6 +20,7 @@ class GradientSum(Protocol):
     rank: int
     size: int
     local_rank: int
+    in_backward: bool  # the model itself averages its gradients during backward: nothing to submit
 
     def begin(self, scale: float) -> None: ...
     def submit(self, name: str, tensor: torch.Tensor) -> None: ...
@@ -41,6 +43,8 @@ class Engine(GradientSum, Protocol):
 
 class HorovodEngine:
     """Horovod over MPI or Gloo; the launcher selects which. On GPUs it sends over NCCL."""
+
+    in_backward = False
 
     def __init__(self, cuda: bool = False) -> None:
         import horovod.torch as hvd
@@ -113,16 +117,18 @@ class HorovodEngine:
 
 
 class TorchEngine:
-    """torch.distributed over Gloo, started by mpirun or by torchrun."""
+    """torch.distributed, started by mpirun or by torchrun. Objects and barriers go over Gloo."""
 
-    def __init__(self) -> None:
+    in_backward = False
+
+    def __init__(self, backend: str = "gloo") -> None:
         import torch.distributed as dist
 
         env = os.environ
         self.rank = int(env.get("RANK", env.get("OMPI_COMM_WORLD_RANK", "0")))
         self.size = int(env.get("WORLD_SIZE", env.get("OMPI_COMM_WORLD_SIZE", "1")))
         self.local_rank = int(env.get("LOCAL_RANK", env.get("OMPI_COMM_WORLD_LOCAL_RANK", "0")))
-        dist.init_process_group("gloo", rank=self.rank, world_size=self.size)
+        dist.init_process_group(backend, rank=self.rank, world_size=self.size)
         self.dist = dist
 
     def barrier(self) -> None:
@@ -224,9 +230,30 @@ class DdpEngine(TorchEngine):
         return results
 
 
+class ModuleEngine(TorchEngine):
+    """torch's own DistributedDataParallel: on NCCL for GPUs."""
+
+    in_backward = True
+
+    def begin(self, scale: float) -> None: ...
+    def submit(self, name: str, tensor: torch.Tensor) -> None: ...
+    def wait(self) -> None: ...
+
+    def module(self, model: nn.Module, half: bool) -> nn.Module:
+        """Without its broadcast of buffers before each forward: Horovod sends gradients only, too."""
+        from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+
+        place = next(model.parameters()).device
+        devices = [place] if place.type == "cuda" else None
+        module = nn.parallel.DistributedDataParallel(model, device_ids=devices, forward_sync_buffers=False)
+        if half:
+            module.register_comm_hook(None, fp16_compress_hook)
+        return module
+
+
 def make(name: str, cuda: bool = False) -> Engine:
     if name == "ddp":
-        return DdpEngine()
+        return ModuleEngine("cpu:gloo,cuda:nccl") if cuda else DdpEngine()
     if name == "ps":
         from bench.worker.parameter_server import ParameterServerEngine
 

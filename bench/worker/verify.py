@@ -20,7 +20,7 @@ CLASSES = 10
 class SingleProcess:
     """The engine of a single process: its own gradients are the sum."""
 
-    rank, size, local_rank = 0, 1, 0
+    rank, size, local_rank, in_backward = 0, 1, 0, False
 
     def begin(self, scale: float) -> None: ...
     def submit(self, name: str, tensor: torch.Tensor) -> None: ...
@@ -40,6 +40,8 @@ def train(engine: engines.GradientSum, images: torch.Tensor, labels: torch.Tenso
     torch.manual_seed(7)
     for parameter in model.parameters():
         nn.init.normal_(parameter, std=0.1)
+    if isinstance(engine, engines.ModuleEngine):
+        model = engine.module(model, half=False)
     device = devices.TrainingDevice(model, images, labels, "verify", False, Feed(), accelerator.Cpu())
     for _ in range(STEPS):
         device.step(engine)
@@ -48,7 +50,9 @@ def train(engine: engines.GradientSum, images: torch.Tensor, labels: torch.Tenso
 
 def main() -> None:
     torch.set_num_threads(1)
-    engine = compression.wrap(engines.make(sys.argv[1]), sys.argv[2] if len(sys.argv) > 2 else "none")
+    # GPUs have DistributedDataParallel itself; here it trains over Gloo.
+    made = engines.ModuleEngine() if sys.argv[1] == "ddp-module" else engines.make(sys.argv[1])
+    engine = compression.wrap(made, sys.argv[2] if len(sys.argv) > 2 else "none")
     generator = torch.Generator().manual_seed(3)
     images = torch.randn(BATCH * engine.size, 3, 16, 16, generator=generator)
     labels = torch.randint(CLASSES, (BATCH * engine.size,), generator=generator)

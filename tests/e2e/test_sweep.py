@@ -99,7 +99,8 @@ def test_torchrun_starts_the_same_worker(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("engine", "compression"), [("horovod-mpi", "none"), ("ddp", "none"), ("ps", "none"), ("horovod-mpi", "1bit")]
+    ("engine", "compression"),
+    [("horovod-mpi", "none"), ("ddp", "none"), ("ddp-module", "none"), ("ps", "none"), ("horovod-mpi", "1bit")],
 )
 def test_training_on_many_ranks_equals_one(engine, compression):
     """N ranks with batch b get the weights of one rank with batch N x b; with 1-bit compression nearly the same."""

@@ -79,6 +79,7 @@ class Machine:
 
         module = types.ModuleType("torch")
         module.Tensor = object
+        module.nn = types.SimpleNamespace(Module=object)
         module.backends = types.SimpleNamespace(cudnn=types.SimpleNamespace(benchmark=False))
         module.cuda = types.SimpleNamespace(
             device_count=lambda: DEVICES,
