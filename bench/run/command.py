@@ -38,6 +38,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     text = "horovod: horovodrun or mpirun; ddp: torchrun (default horovod)"
     parser.add_argument("--engine", choices=("horovod", "ddp"), default="horovod", help=text)
     parser.add_argument("--folder", default=".", help="folder to copy and run in (default: the current one)")
+    text = "install the packages of this file on the share first, once per file"
+    parser.add_argument("--requirements", metavar="FILE", help=text)
     parser.add_argument("--container", metavar="IMAGE", help="run inside this container image")
     text = "start again after a failure, at most N times (default 0)"
     parser.add_argument("--max-restarts", type=Whole(0, 1000), default=0, metavar="N", help=text)
@@ -80,7 +82,11 @@ def carry_out(args: argparse.Namespace, env: str, state: State, contract: Contra
         print(text, file=sys.stderr)
     if offline := ssh.offline(contract, asked.nodes):
         raise InfraError(f"node {offline[0]} does not answer; run `make status ENV={env}`")
-    record = request.record(asked, contract, tuning.load(env))
+    venv = None
+    if asked.requirements:
+        print(f"packages of {args.requirements}: looking on the share", file=sys.stderr, flush=True)
+        venv = nodes.packages(contract, asked.requirements)
+    record = request.record(asked, contract, tuning.load(env), venv)
     nodes.copy(contract, asked, record, chosen)
     local = folder_of(env, asked.id)
     local.mkdir(parents=True)

@@ -28,6 +28,7 @@ from cluster.core.process import die_with_parent
 
 # Seconds in which the controller can still read the end of a run before the head shuts down.
 STOP_AFTER = 20
+INSTALL_SECONDS = 1800
 
 
 def share_folder(contract: Contract, run: str) -> str:
@@ -59,6 +60,26 @@ def copy(contract: Contract, request: Request, record: dict[str, Any], chosen: S
     if process.returncode:
         raise InfraError(f"node {contract.head}: cannot copy {request.folder} to {folder}: {problem}")
     write_file(contract, f"{folder}/run.json", json.dumps(record, indent=1))
+
+
+def packages(contract: Contract, requirements: str) -> str:
+    """The virtual environment with these packages, made if it is not there yet."""
+    executors.install_worker(contract, [contract.head])
+    words = worker("run_packages", f"{contract.storage.path}/venvs", layout()["venv"])
+    argv = ssh.as_training_account(contract, contract.head, words)
+    done = ssh.gather({contract.head: argv}, requirements, timeout=INSTALL_SECONDS)[contract.head]
+    if done.returncode == 0:
+        return done.stdout.strip()
+    raise not_installed(contract.head, done)
+
+
+def not_installed(node: str, done: subprocess.CompletedProcess[str]) -> InfraError | UserError:
+    """pip's first error, which names the package. pip calls a package unknown also where it reached no index."""
+    errors = [line.removeprefix("ERROR: ") for line in done.stderr.splitlines() if line.startswith("ERROR: ")]
+    reason = next(iter(errors or done.stderr.splitlines()[-1:]), "no output")
+    if done.returncode != 1 or not errors or "connection broken" in done.stderr:
+        return InfraError(f"node {node}: cannot install packages: {reason}; does it reach a package index?")
+    return UserError(f"--requirements: {reason}")
 
 
 def write_file(contract: Contract, path: str, text: str) -> None:

@@ -17,7 +17,7 @@ from bench.plan import unfold
 from bench.run import source
 from bench.sweep import launch as launchers
 from bench.sweep.launch import Launch
-from cluster.core import worker_files
+from cluster.core import files, worker_files
 from cluster.core.config import layout
 from cluster.core.contract import Contract
 from cluster.core.errors import UserError
@@ -38,6 +38,7 @@ class Request:
     slots: int
     engine: str
     container: str | None = None
+    requirements: str = ""
     variables: dict[str, str] = field(default_factory=dict, repr=False)
     max_restarts: int = 0
     grid: tuple[tuple[str, tuple[str, ...]], ...] = ()
@@ -97,6 +98,18 @@ def grid(texts: Sequence[str]) -> tuple[tuple[str, tuple[str, ...]], ...]:
     return tuple(found.items())
 
 
+def requirements(name: str) -> str:
+    """The text of a requirements file. The nodes get this file alone."""
+    path = Path(name)
+    if not path.is_file():
+        raise UserError(f"--requirements {name}: no such file")
+    text = files.text(path)
+    for number, line in enumerate(text.splitlines(), 1):
+        if re.match(r"\s*(-r|-c|-e|--requirement|--constraint|--editable|\.{1,2}/|/|file:)", line):
+            raise UserError(f"--requirements {name}: line {number} names another file; write its packages here")
+    return text
+
+
 def make(args: argparse.Namespace, contract: Contract, variables: dict[str, str]) -> Request:
     """Check every option against the cluster. Raises UserError in one line."""
     if contract.provider == "gpulab":
@@ -115,6 +128,8 @@ def make(args: argparse.Namespace, contract: Contract, variables: dict[str, str]
     gpus = min(contract.nodes[name].gpus for name in names[:count])
     if gpus and args.gpus_per_node and args.gpus_per_node > gpus:
         raise UserError(f"--gpus-per-node {args.gpus_per_node}: the nodes have {gpus}")
+    if args.requirements and args.container:
+        raise UserError("--requirements: not with --container; install the packages in the image")
     values = grid(args.grid or [])
     if args.each_nodes and not values:
         raise UserError("--each-nodes: only with --grid")
@@ -132,6 +147,7 @@ def make(args: argparse.Namespace, contract: Contract, variables: dict[str, str]
         slots=args.gpus_per_node or gpus or 1,
         engine=args.engine,
         container=args.container,
+        requirements=requirements(args.requirements) if args.requirements else "",
         variables=variables,
         max_restarts=args.max_restarts,
         grid=values,
@@ -173,7 +189,7 @@ def container_command(request: Request, contract: Contract, tuned: dict[str, Tun
     return [*command[:-1], f"--label=run={request.id}", f"--workdir={workdir}", command[-1]]
 
 
-def record(request: Request, contract: Contract, tuned: dict[str, Tuning]) -> dict[str, Any]:
+def record(request: Request, contract: Contract, tuned: dict[str, Tuning], venv: str | None = None) -> dict[str, Any]:
     """run.json: what the nodes need, and what is kept. It has the names of --env and no values."""
     share = contract.storage.path
     folder = f"{share}/runs/{request.id}"
@@ -195,7 +211,8 @@ def record(request: Request, contract: Contract, tuned: dict[str, Tuning]) -> di
         "then": request.then,
         "image": request.container,
         "container": container_command(request, contract, tuned, f"{folder}/code"),
-        "path": [f"{layout()['venv']}/bin"],
+        "requirements": request.requirements.splitlines(),
+        "path": [f"{folder}/bin" for folder in (venv, layout()["venv"]) if folder],
         "data": f"{share}/datasets",
         "points": request.points(),
         "groups": groups,

@@ -103,6 +103,19 @@ def test_script_runs_on_both_nodes_and_its_output_comes_back(folder, engine):
     assert nothing_runs()
 
 
+def test_packages_of_a_requirements_file_are_on_every_node(folder):
+    (folder / "packages.txt").write_text("humanize\n")
+    text = "import os, humanize, torch; print(os.environ['RANK'], humanize.intcomma(12345), humanize.__file__)"
+    (folder / "packages.py").write_text(text)
+    chosen = ("--requirements", str(folder / "packages.txt"))
+    done = run(*words(folder, *chosen, "--all-ranks", "--", "python", "packages.py"))
+    assert "0 12,345 /shared/venvs/" in done.stdout and "1 12,345 /shared/venvs/" in done.stdout
+    (folder / "packages.txt").write_text("torch==1.0\n")
+    refused = run(*words(folder, *chosen, "--", "python", "packages.py"), ok=False)
+    assert refused.returncode == 2 and "torch==1.0" in refused.stderr
+    assert len([line for line in podman("exec", f"{ENV}-head", "ls", "/shared/venvs").split("\n") if line]) == 1
+
+
 def test_rank_that_failed_first_is_named_with_its_last_lines(folder):
     done = run(*words(folder, "--", "python", "train.py", "fail"), ok=False)
     assert done.returncode == 1

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import argparse
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from bench.cli import build_parser
+from bench.run import nodes as on_nodes
 from bench.run import outcome, request, source
 from bench.worker import run_rank
 from cluster.core import contract, lock
-from cluster.core.errors import UserError
+from cluster.core.errors import InfraError, UserError
 
 
 def nodes(count: int, gpus: int = 0, storage: str = "glusterfs") -> contract.Contract:
@@ -181,3 +183,32 @@ def test_the_same_error_on_all_ranks_is_rank_0s(tmp_path: Path) -> None:
         ended(tmp_path, rank, 1, 3.0 - rank, f"{rank}\nSyntaxError")
     found = outcome.first_failure(tmp_path)
     assert found is not None and found.rank == 0
+
+
+def test_packages_are_found_before_the_clusters_own(folder: Path) -> None:
+    (folder / "r.txt").write_text("humanize\n")
+    asked = make(folder, nodes(2), "--requirements", str(folder / "r.txt"), "--", "python", "train.py")
+    record = request.record(asked, nodes(2), {}, "/shared/venvs/1")
+    assert record["requirements"] == ["humanize"]
+    assert record["path"][0] == "/shared/venvs/1/bin" and len(record["path"]) == 2
+
+
+@pytest.mark.parametrize("line", ["-r other.txt", "-e .", "./wheel.whl", "--constraint=c.txt"])
+def test_requirements_that_name_another_file_are_refused(folder: Path, line: str) -> None:
+    (folder / "r.txt").write_text(f"humanize\n{line}\n")
+    with pytest.raises(UserError, match="line 2 names another file"):
+        make(folder, nodes(2), "--requirements", str(folder / "r.txt"), "--", "python", "train.py")
+
+
+@pytest.mark.parametrize(
+    ("output", "kind"),
+    [
+        ("ERROR: Could not find a version of x\nERROR: No matching distribution found for x", UserError),
+        ("WARNING: connection broken by NewConnectionError\nERROR: Could not find a version of x", InfraError),
+        ("No space left on device", InfraError),
+    ],
+)
+def test_an_unknown_package_is_told_from_an_index_out_of_reach(output: str, kind: type[Exception]) -> None:
+    found = on_nodes.not_installed("head", subprocess.CompletedProcess([], 1, "", output))
+    assert type(found) is kind
+    assert ("version of x" if "ERROR" in output else output) in str(found)
