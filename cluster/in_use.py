@@ -20,7 +20,7 @@ IDLE = ("sshd:", "/lib/systemd/systemd", "/usr/lib/systemd/systemd", "(sd-pam)",
 SHOWN, WIDTH = 3, 100
 SECONDS_TO_END = 60
 # jupyterlab_venv in roles/jupyterlab/defaults/main.yml
-SHIPPED = "/opt/jupyterlab/notebooks"
+SHIPPED = "/opt/jupyterlab/shipped"
 
 
 def confirm(state: State, contract: Contract | None, nodes: Iterable[str], action: str, yes: bool, share: bool) -> None:
@@ -83,9 +83,11 @@ def share_content(contract: Contract) -> str:
 
 def count_files(path: str, shipped: str = SHIPPED) -> str:
     """A shell command that prints number and size of the files that users made. Empty files are no data, root's are the
-    roles', and JupyterLab starts with our notebooks."""
-    copy = f'copy="{path}/notebooks/${{file##*/}}"'
-    ours = f'for file in {shipped}/*; do {copy}; cmp -s "$file" "$copy" && set -- "$@" ! -path "$copy"; done'
+    roles', and JupyterLab starts with our notebooks and examples."""
+    copy = f'copy="{path}${{file#{shipped}}}"'
+    ours = (
+        f'for file in $(find {shipped} -type f); do {copy}; cmp -s "$file" "$copy" && set -- "$@" ! -path "$copy"; done'
+    )
     sizes = f"timeout 20 find {path} -type f -size +0 ! -user root \"$@\" -printf '%s\\n'"
     return f"set --; {ours}; {sizes} | awk '{{n++; s+=$1}} END {{print n+0, s+0}}'"
 

@@ -51,7 +51,8 @@ def main():
     )
 
     # 4. Resume. Rank 0 reads the checkpoint and sends it to the others, which therefore cannot read an older one.
-    checkpoint = hvd.broadcast_object(recipe.saved(args) if rank == 0 else None, root_rank=0)
+    # The name is needed: the default one is the object's type, which only rank 0 knows, and all would wait for ever.
+    checkpoint = hvd.broadcast_object(recipe.saved(args) if rank == 0 else None, root_rank=0, name="checkpoint")
     if checkpoint:
         state.unpack(checkpoint)
     hvd.broadcast_parameters(state.model.state_dict(), root_rank=0)

@@ -167,11 +167,12 @@ def test_running_deploy_is_never_ended(state, nodes) -> None:
 
 def test_only_files_that_users_made_are_counted(tmp_path: Path) -> None:
     shipped, share = tmp_path / "shipped", tmp_path / "share"
-    for folder in (shipped, share / "notebooks", share / "results"):
-        folder.mkdir(parents=True)
-    for name in ("train.ipynb", "plot.ipynb"):
-        (shipped / name).write_text("as shipped")
-        (share / "notebooks" / name).write_text("as shipped")
+    for folder in ("notebooks", "examples", "results"):
+        (share / folder).mkdir(parents=True)
+    for name in ("notebooks/train.ipynb", "notebooks/plot.ipynb", "examples/images.py", "examples/a/b.py"):
+        for place in (shipped, share):
+            (place / name).parent.mkdir(parents=True, exist_ok=True)
+            (place / name).write_text("as shipped")
     (share / "notebooks/plot.ipynb").write_text("edited")
     (share / "results/mine").write_text("data")
     (share / "results/empty").touch()
@@ -182,6 +183,6 @@ def test_only_files_that_users_made_are_counted(tmp_path: Path) -> None:
     assert subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=True).stdout == "2 10\n"
 
 
-def test_shipped_notebooks_are_where_the_role_installs_them() -> None:
+def test_shipped_files_are_where_the_role_installs_them() -> None:
     defaults = yaml.safe_load((ROOT / "roles/jupyterlab/defaults/main.yml").read_text())
-    assert f"{defaults['jupyterlab_venv']}/notebooks" == in_use.SHIPPED
+    assert f"{defaults['jupyterlab_venv']}/shipped" == in_use.SHIPPED

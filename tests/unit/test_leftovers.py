@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -36,6 +37,9 @@ def command(folder: Path, *words: str) -> Iterator[tuple[subprocess.Popen[str], 
     with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as owner:
         assert owner.stdout
         tool = int(owner.stdout.readline())
+        # A process that was just started has no variables yet: Popen returns a moment before they are in place.
+        while not Path(f"/proc/{tool}/environ").read_bytes():
+            time.sleep(0.01)
         try:
             yield owner, tool
         finally:

@@ -2,6 +2,7 @@ import base64
 import hashlib
 import http.client
 import json
+import re
 import ssl
 import subprocess
 import time
@@ -165,7 +166,19 @@ def test_notebooks_sweep_plot_and_train_on_both_nodes(lab, nodes, folder):
     printed = [line.split() for text, _ in trained for line in text.splitlines() if "training accuracy" in line]
     assert {words[0] for words in printed} == {"head:", "w1:"}, trained
     assert len({words[-1] for words in printed}) == 1, f"nodes end with different weights: {printed}"
-    assert float(printed[0][3].rstrip("%,")) > 90, printed
+    accuracy = re.search(r"training accuracy ([\d.]+)%, held-out accuracy ([\d.]+)%", " ".join(printed[0]))
+    assert accuracy and float(accuracy[1]) > 90 and float(accuracy[2]) > 50, printed
+
+
+def test_notebook_trains_the_example_script_on_both_nodes_and_resumes(lab):
+    first = lab.run_notebook("notebooks/imagenet.ipynb")
+    text = "".join(text for text, _ in first)
+    classes = int(re.search(r"held out, (\d+) classes", text)[1])
+    reached = re.findall(r"held_out_top1 ([\d.]+)", text)
+    assert len(reached) == 4 and float(reached[-1]) > 5 / classes, text
+    assert "step " in first[-2][0] and "image/png" in first[-1][1], first
+    again = "".join(text for text, _ in lab.run_notebook("notebooks/imagenet.ipynb"))
+    assert "resumes at step" in again and "held_out_top1" not in again, again
 
 
 def test_chromium_opens_the_lab_at_the_share_without_pop_up_and_without_a_command_that_does_not_apply(lab, tmp_path):
