@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import re
+
 from bench.catalogue import gpu_rates, models
 from bench.plan.schema import Plan
 from cluster.core.config import MAX_NODES
 from cluster.core.contract import Contract
 from cluster.core.errors import UserError
+
+PRECISIONS = ("fp32", "tf32", "amp")
+# Names of GPUs older than Ampere, such as v100, t4 or 1080ti. The worker refuses those that no name gives away.
+NO_TF32 = re.compile(r"^(tesla[ -]?)?[kmpvt]\d|(10|16|20)[5-8]0", re.IGNORECASE)
 
 
 def check(plan: Plan, cluster: Contract | None, available: int) -> None:
@@ -38,15 +44,30 @@ def check(plan: Plan, cluster: Contract | None, available: int) -> None:
     if plan.data_loader == "dali" and plan.device != "cuda":
         raise UserError(f"plan.data_loader: dali needs device cuda, not {plan.device}; remove it")
     kind, _, profile = plan.device.partition(":")
+    if plan.channels_last and kind != "cuda":
+        raise UserError(f"plan.channels_last: needs device cuda, not {plan.device}; remove it")
+    if plan.precision and kind == "cpu":
+        raise UserError("plan.precision: device cpu always computes in fp32; remove it")
     if plan.slowdown and (kind != "emulated" or plan.data != ["synthetic"]):
         raise UserError("plan.slowdown: only emulated devices with synthetic data can be slowed; remove it")
     if kind == "emulated":
         gpu_rates.get(profile)
+        if plan.precision and plan.compute_ms is None:
+            gpu_rates.compute_ms(profile, plan.models[0], plan.batches[0], plan.precision)
     elif plan.device == "cuda":
         gpus, most = cluster.gpus_per_node if cluster else 0, max(plan.gpus_per_node)
         if gpus < most:
             need = f"cuda needs {most} GPUs per node, the cluster has {gpus}"
             raise UserError(f"plan.device: {need}; use emulated:<profile> or cpu")
+        if plan.precision not in (None, *PRECISIONS):
+            choices = ", ".join(PRECISIONS)
+            raise UserError(f"plan.precision: unknown precision {plan.precision!r}; choose from {choices}")
+        if cluster and plan.precision == "tf32":
+            for name in cluster.compute:
+                if NO_TF32.search(gpu := cluster.nodes[name].gpu_model):
+                    raise UserError(
+                        f"plan.precision: tf32 needs GPUs from Ampere on, {name} has {gpu}; use fp32 or amp"
+                    )
         if "ps" in plan.engines:
             raise UserError("plan.engines: ps does not run on GPUs; remove it, or use emulated:<profile> or cpu")
         if "1bit" in plan.compressions:

@@ -104,8 +104,10 @@ class Plan(Section):
         description="factor by which emulated time runs slower than real time (default: from nodes and rate)",
     )
     precision: str | None = Field(
-        default=None, description="precision of the emulated device's published rate, such as amp"
+        default=None,
+        description="cuda: fp32 (default), tf32 or amp (bf16, or fp16 on older GPUs); emulated: of the published rate",
     )
+    channels_last: bool = Field(default=False, description="images as height x width x channels in memory; cuda only")
     data: Annotated[
         list[Annotated[str, AfterValidator(_data)]], Field(min_length=1), Unique, BeforeValidator(_as_list)
     ] = Field(

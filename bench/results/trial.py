@@ -22,7 +22,7 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-# JSON has no infinity, and a training that diverged is still a measurement.
+# JSON has no infinity. A trial whose loss is not finite has failed, but its record says so.
 Loss = Annotated[float | None, BeforeValidator(_finite)]
 
 
@@ -145,6 +145,9 @@ class Settings(Record):
     seconds: float = Field(description="time limit of the point")
     burst_ms: float | None = Field(default=None, description="depth of the link's token bucket, from the plan")
     tuning: dict[str, float | int | str] = Field(description="collectives: Horovod, OpenMPI and NCCL on this fabric")
+    training: dict[str, bool | str] = Field(
+        default_factory=dict, description="precision and channels_last of the plan; device cuda only"
+    )
     loader: dict[str, bool | int | str] = Field(default_factory=dict, description="input pipeline; empty without one")
 
 
@@ -187,6 +190,9 @@ class Trial(Record):
         default=None,
         pattern=PATTERN,
         description="file in the run folder that describes the environment; provenance.json if not set",
+    )
+    precision: str | None = Field(
+        default=None, description="what the GPUs computed in: fp32 | tf32 | amp bf16 | amp fp16; device cuda only"
     )
     loss: list[Loss] = Field(
         default_factory=list, description="first and last training loss on real devices; null: not finite"

@@ -70,6 +70,15 @@ def stragglers(ranks: list[RankReport]) -> list[str]:
     return [f"{rank.node}/{rank.local_rank}" for rank, own in zip(ranks, medians, strict=True) if own > limit]
 
 
+def divergence(ranks: list[RankReport]) -> str | None:
+    """The error of a training whose loss is not a number: its steps do not compute what a training computes."""
+    found = [(rank.not_finite, f"{rank.node}/{rank.local_rank}") for rank in ranks if rank.not_finite is not None]
+    if not found:
+        return None
+    step, rank = min(found)
+    return f"the loss is NaN or infinite from step {step} on ({rank}); use precision fp32, or check the data"
+
+
 def slowest(ranks: list[RankReport], part: Callable[[Step], float]) -> list[float]:
     """Longest time of a part over all ranks, per step."""
     return [max(map(part, steps)) for steps in zip(*(rank.steps for rank in ranks), strict=True)]
@@ -90,6 +99,7 @@ def trial(
     steps = slowest(main.ranks, total)
     images = point.batch * point.gpus
     traffic, problem = transport.proof(point, main, check, interface, algorithm, nccl)
+    problem = divergence(main.ranks) or problem
     emulation = None
     if compute:
         emulation = Emulation(
@@ -126,6 +136,7 @@ def trial(
         traffic=traffic,
         stragglers=stragglers(main.ranks),
         host_cpu_percent=main.cpu_percent,
+        precision=main.precision if point.device == "cuda" else None,
         loss=[*main.losses],
         timing=Timing(launch=launch_s, **spent),
     )

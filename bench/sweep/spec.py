@@ -26,6 +26,9 @@ class Scaling:
 def settings_of(plan: Plan, point: Point, tuned: Tuning) -> Settings:
     """What a trial records beside its point. The tuned engine is in the point; small messages are not sent here."""
     link = plan.links.get(point.fabric)
+    training: dict[str, bool | str] = {}
+    if plan.device == "cuda":
+        training = {"precision": plan.precision or "fp32", "channels_last": plan.channels_last}
     names = ("data_loader", "data_cores", "data_policy", "data_strict")
     return Settings(
         launcher=plan.launcher,
@@ -33,6 +36,7 @@ def settings_of(plan: Plan, point: Point, tuned: Tuning) -> Settings:
         seconds=plan.seconds,
         burst_ms=link.burst_ms if link else None,
         tuning=tuned.model_dump(exclude={"engine", "small_below_bytes"}),
+        training=training,
         loader={} if point.data == "synthetic" else {name: getattr(plan, name) for name in names},
     )
 
@@ -92,6 +96,8 @@ def trial_spec(plan: Plan, point: Point, shaped: bool, scaling: Scaling, twice: 
         burst_ms=link.burst_ms * slowdown if link and link.burst_ms else None,
         compute_ms=unfold.compute_ms(plan, point)[0] if emulated(plan) else None,
         compression=point.compression,
+        precision=plan.precision or "fp32",
+        channels_last=plan.channels_last,
         input=input_spec(plan, point, scale if emulated(plan) and shaped else 1.0),
     )
 

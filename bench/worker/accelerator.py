@@ -6,6 +6,27 @@ Importing it needs no torch, so that a fake of torch.cuda can test it (tests/uni
 import time
 from typing import Any, Protocol
 
+# The first GPUs that compute in TF32 and bf16.
+AMPERE = (8, 0)
+
+
+class Arithmetic:
+    """How a device computes: `run` is the context of the forward pass, `scaler` keeps small fp16 gradients from zero.
+
+    Both do nothing unless the precision needs them.
+    """
+
+    def __init__(self, kind: str, precision: str) -> None:
+        import torch
+
+        self.precision, self.kind = precision, kind
+        self.dtype = torch.float16 if precision == "amp fp16" else torch.bfloat16
+        self.scaler = torch.amp.GradScaler(kind, enabled=precision == "amp fp16")
+        self.autocast = torch.autocast
+
+    def run(self) -> Any:
+        return self.autocast(self.kind, dtype=self.dtype, enabled=self.precision.startswith("amp"))
+
 
 class Accelerator(Protocol):
     """Marks are moments on the compute stream. Their times are known once the last of them was waited for."""
@@ -18,11 +39,19 @@ class Accelerator(Protocol):
     def wait(self, mark: Any) -> None: ...
     def seconds(self, first: Any, last: Any) -> float: ...
 
+    @property
+    def ampere(self) -> bool:
+        """Whether it computes in TF32 and bf16."""
+
+    def arithmetic(self, precision: str) -> Arithmetic:
+        """Compute in fp32, tf32, amp bf16 or amp fp16 from now on."""
+
 
 class Cpu:
     """Work on the CPU is done when its call returns: a mark is the time."""
 
     place = "cpu"
+    ampere = False
 
     def mark(self, again: Any = None) -> Any:
         return time.perf_counter()
@@ -31,6 +60,9 @@ class Cpu:
 
     def seconds(self, first: Any, last: Any) -> float:
         return float(last - first)
+
+    def arithmetic(self, precision: str) -> Arithmetic:
+        return Arithmetic("cpu", precision)
 
 
 class Cuda:
@@ -45,7 +77,7 @@ class Cuda:
         torch.cuda.set_device(local_rank)
         # All steps have the same shapes, so the search for the fastest convolutions pays.
         torch.backends.cudnn.benchmark = True
-        self.cuda = torch.cuda
+        self.cuda, self.backends = torch.cuda, torch.backends
         self.place = f"cuda:{local_rank}"
 
     def mark(self, again: Any = None) -> Any:
@@ -58,6 +90,25 @@ class Cuda:
 
     def seconds(self, first: Any, last: Any) -> float:
         return float(first.elapsed_time(last)) / 1000
+
+    @property
+    def ampere(self) -> bool:
+        return bool(self.cuda.get_device_capability() >= AMPERE)
+
+    def arithmetic(self, precision: str) -> Arithmetic:
+        # torch's default allows TF32 in convolutions: fp32 has to forbid it.
+        self.backends.cuda.matmul.allow_tf32 = precision == "tf32"
+        self.backends.cudnn.allow_tf32 = precision == "tf32"
+        return Arithmetic("cuda", precision)
+
+
+def computed_in(precision: str, ampere: list[bool]) -> str:
+    """What a plan's precision means on the GPUs of all ranks, of which `ampere` has one value each."""
+    if precision == "amp":
+        return "amp bf16" if all(ampere) else "amp fp16"
+    if precision == "tf32" and not all(ampere):
+        raise RuntimeError("plan.precision: tf32 needs GPUs from Ampere on; use fp32 or amp")
+    return precision
 
 
 def make(cuda: bool, local_rank: int) -> Accelerator:

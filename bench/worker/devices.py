@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from bench.worker import torch_models
-from bench.worker.accelerator import Accelerator
+from bench.worker.accelerator import Accelerator, Arithmetic, computed_in
 from bench.worker.engines import Engine, GradientSum, ModuleEngine
 from bench.worker.feed import Feed
 from bench.worker.protocol import Gradient, Step, TrialSpec
@@ -20,6 +20,7 @@ LEARNING_RATE = 0.01
 
 class Device(Protocol):
     losses: list[float]
+    precision: str | None
 
     def step(self, engine: GradientSum) -> Step: ...
     def check(self, engine: Engine) -> None: ...
@@ -31,8 +32,15 @@ def sleep_until(moment: float) -> None:
         time.sleep(remaining)
 
 
+def dense(tensor: torch.Tensor) -> torch.Tensor:
+    """The same memory as a contiguous tensor, which Horovod requires: gradients can be in channels_last format."""
+    return tensor if tensor.is_contiguous() else tensor.permute(0, 2, 3, 1)
+
+
 class EmulatedDevice:
     """Sleeps for the compute time and submits each gradient, scaled down, when a real device would have it."""
+
+    precision: str | None = None
 
     def __init__(self, trial: TrialSpec, gradients: list[Gradient], source: Feed) -> None:
         self.source = source
@@ -84,9 +92,12 @@ class TrainingDevice:
         half: bool,
         source: Feed,
         accelerator: Accelerator,
+        arithmetic: Arithmetic,
+        layout: torch.memory_format = torch.contiguous_format,
     ) -> None:
         self.model, self.images, self.labels, self.name, self.half = model, images, labels, name, half
-        self.source = source
+        self.source, self.arithmetic, self.layout = source, arithmetic, layout
+        self.precision: str | None = arithmetic.precision
         self.optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE, momentum=0.9)
         self.engine: GradientSum | None = None
         self.sent: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -102,21 +113,22 @@ class TrainingDevice:
         if not self.engine.in_backward:
             tensor = gradient.half() if self.half else gradient
             self.sent.append((gradient, tensor))
-            self.engine.submit(f"{self.name}.{number}", tensor)
+            self.engine.submit(f"{self.name}.{number}", dense(tensor))
         self.timer.gradient()
 
     def fetch(self) -> bool:
         batch = self.source.tensors(self.images.device)
         if batch is not None:
-            self.images, self.labels = batch
+            self.images, self.labels = batch[0].contiguous(memory_format=self.layout), batch[1]
         return batch is not None
 
     def backward(self) -> None:
         assert self.engine is not None  # noqa: S101
         self.engine.begin(1.0)
         self.optimizer.zero_grad(set_to_none=False)
-        self.loss = F.cross_entropy(self.model(self.images), self.labels)
-        self.loss.backward()
+        with self.arithmetic.run():
+            self.loss = F.cross_entropy(self.model(self.images), self.labels)
+        self.arithmetic.scaler.scale(self.loss).backward()
 
     def sum(self) -> None:
         assert self.engine is not None  # noqa: S101
@@ -126,7 +138,9 @@ class TrainingDevice:
         assert self.engine is not None  # noqa: S101
         for gradient, tensor in self.sent:
             gradient.copy_(tensor).div_(self.engine.size)
-        self.optimizer.step()
+        # An overflow is in the sums, so that all ranks leave out the same steps.
+        self.arithmetic.scaler.step(self.optimizer)
+        self.arithmetic.scaler.update()
 
     def step(self, engine: GradientSum) -> Step:
         self.engine, self.sent = engine, []
@@ -147,14 +161,17 @@ def make(trial: TrialSpec, gradients: list[Gradient], engine: Engine, source: Fe
     if trial.device == "emulated":
         return EmulatedDevice(trial, gradients, source)
     target = torch.device(accelerator.place)
+    arithmetic = accelerator.arithmetic(computed_in(trial.precision, engine.gather(accelerator.ampere)))
+    layout = torch.channels_last if trial.channels_last else torch.contiguous_format
     torch.manual_seed(1)
     model = torch_models.MODELS[trial.model]()
     generator = torch.Generator().manual_seed(100 + engine.rank)
-    images = torch.randn(trial.batch, 3, trial.pixels, trial.pixels, generator=generator).to(target)
+    images = torch.randn(trial.batch, 3, trial.pixels, trial.pixels, generator=generator)
+    images = images.to(target, memory_format=layout)
     labels = torch.randint(torch_models.CLASSES, (trial.batch,), generator=generator).to(target)
     # All ranks start with the weights of rank 0, sent from CPU memory: tensors of its GPU would arrive on that GPU.
     model.load_state_dict(engine.broadcast(model.state_dict()))
-    model, half = model.to(target), trial.compression == "fp16"
+    model, half = model.to(target, memory_format=layout), trial.compression == "fp16"
     if isinstance(engine, ModuleEngine):
         model = engine.module(model, half)
-    return TrainingDevice(model, images, labels, trial.model, half, source, accelerator)
+    return TrainingDevice(model, images, labels, trial.model, half, source, accelerator, arithmetic, layout)

@@ -63,10 +63,10 @@ class ShardFeed(Feed):
 
 
 def normalised(pixels: torch.Tensor) -> torch.Tensor:
-    """Convert height x width x RGBX bytes to normalised planes, on the device that has the bytes."""
+    """Convert height x width x RGBX bytes to normalised images, on the device that has the bytes."""
     mean = torch.tensor(images.MEAN, device=pixels.device)
     deviation = torch.tensor(images.DEVIATION, device=pixels.device)
-    return ((pixels[..., :3].float() / 255 - mean) / deviation).permute(0, 3, 1, 2).contiguous()
+    return ((pixels[..., :3].float() / 255 - mean) / deviation).permute(0, 3, 1, 2)
 
 
 def make(trial: TrialSpec, engine: Engine) -> Feed:

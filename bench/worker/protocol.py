@@ -51,6 +51,8 @@ class TrialSpec:
     burst_ms: float | None = None
     compute_ms: float | None = None
     compression: str = "none"
+    precision: str = "fp32"  # fp32, tf32 or amp; real devices only
+    channels_last: bool = False
     input: InputSpec | None = None
 
 
@@ -121,6 +123,7 @@ class RankReport:
     sent: dict[str, float]  # interface -> bytes per step of the whole node
     input: InputReport | None = None
     parts: dict[str, list[str]] = field(default_factory=dict)  # interface or RDMA port -> interfaces it consists of
+    not_finite: int | None = None  # first step, counted from 1 in the warm-up, whose loss is NaN or infinite
 
 
 @dataclass(frozen=True)
@@ -151,6 +154,7 @@ class TrialDone:
     cpu_percent: float
     warmup_s: float
     measure_s: float
+    precision: str | None = None  # what real devices computed in, such as amp bf16
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
-"""Whether step times have settled, and the interval of their median. Standard library only: it also runs on nodes."""
+"""Whether steps have settled, the interval of their median, and their losses. Standard library only: runs on nodes."""
 
+import math
 import statistics
 from itertools import accumulate
-from math import comb
 
 CONFIDENCE = 0.95
 STEADY = 0.05
@@ -17,7 +17,7 @@ def median_interval(values: list[float]) -> tuple[float, float]:
     ordered = sorted(values)
     n = len(ordered)
     # P(median lies outside the k-th smallest and largest) = 2 * P(Binomial(n, 1/2) < k)
-    tails = accumulate(comb(n, k) / 2**n for k in range(n // 2))
+    tails = accumulate(math.comb(n, k) / 2**n for k in range(n // 2))
     k = max(1, sum(2 * tail <= 1 - CONFIDENCE for tail in tails))
     return ordered[k - 1], ordered[n - k]
 
@@ -33,3 +33,8 @@ def half_width(values: list[float]) -> float:
 def settled(values: list[float]) -> bool:
     """Whether the last two steps took the same time."""
     return len(values) > 1 and abs(values[-1] / values[-2] - 1) <= STEADY
+
+
+def first_not_finite(losses: list[float]) -> int | None:
+    """The first step, counted from 1, whose loss is NaN or infinite."""
+    return next((step for step, loss in enumerate(losses, 1) if not math.isfinite(loss)), None)

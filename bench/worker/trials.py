@@ -59,7 +59,15 @@ def run_trial(engine: Engine, accelerator: Accelerator, trial: TrialSpec, spec: 
     sent = {nic: (sent_after[nic] - before) / len(steps) for nic, before in sent_before.items() if nic in sent_after}
     busy, total = (after - before for after, before in zip(counters.cpu_times(), cpu_before, strict=True))
     reports = engine.gather(
-        RankReport(socket.gethostname(), engine.local_rank, steps, sent, source.report(), counters.parts())
+        RankReport(
+            node=socket.gethostname(),
+            local_rank=engine.local_rank,
+            steps=steps,
+            sent=sent,
+            input=source.report(),
+            parts=counters.parts(),
+            not_finite=step_statistics.first_not_finite(device.losses),
+        )
     )
     device.check(engine)
     source.close()
@@ -75,6 +83,7 @@ def run_trial(engine: Engine, accelerator: Accelerator, trial: TrialSpec, spec: 
                 cpu_percent=100 * busy / max(total, 1),
                 warmup_s=warm_at - started,
                 measure_s=time.perf_counter() - warm_at,
+                precision=device.precision,
             )
         )
 

@@ -34,7 +34,9 @@ def network() -> nn.Sequential:
     return nn.Sequential(*convolutions, nn.Flatten(), nn.LazyLinear(CLASSES))
 
 
-def train(engine: engines.GradientSum, images: torch.Tensor, labels: torch.Tensor) -> devices.TrainingDevice:
+def train(
+    engine: engines.GradientSum, images: torch.Tensor, labels: torch.Tensor, channels_last: bool = False
+) -> devices.TrainingDevice:
     model = network()
     model(images[:1])
     torch.manual_seed(7)
@@ -42,7 +44,10 @@ def train(engine: engines.GradientSum, images: torch.Tensor, labels: torch.Tenso
         nn.init.normal_(parameter, std=0.1)
     if isinstance(engine, engines.ModuleEngine):
         model = engine.module(model, half=False)
-    device = devices.TrainingDevice(model, images, labels, "verify", False, Feed(), accelerator.Cpu())
+    cpu = accelerator.Cpu()
+    if channels_last:
+        model, images = model.to(memory_format=torch.channels_last), images.to(memory_format=torch.channels_last)
+    device = devices.TrainingDevice(model, images, labels, "verify", False, Feed(), cpu, cpu.arithmetic("fp32"))
     for _ in range(STEPS):
         device.step(engine)
     return device
@@ -57,7 +62,7 @@ def main() -> None:
     images = torch.randn(BATCH * engine.size, 3, 16, 16, generator=generator)
     labels = torch.randint(CLASSES, (BATCH * engine.size,), generator=generator)
     mine = slice(engine.rank * BATCH, (engine.rank + 1) * BATCH)
-    device = train(engine, images[mine], labels[mine])
+    device = train(engine, images[mine], labels[mine], channels_last="channels_last" in sys.argv)
     weights = [parameter.detach().tolist() for parameter in device.model.parameters()]
     all_weights = engine.gather(weights)
     if engine.rank == 0:

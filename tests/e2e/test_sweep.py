@@ -99,10 +99,18 @@ def test_torchrun_starts_the_same_worker(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("engine", "compression"),
-    [("horovod-mpi", "none"), ("ddp", "none"), ("ddp-module", "none"), ("ps", "none"), ("horovod-mpi", "1bit")],
+    ("engine", "compression", "layout"),
+    [
+        ("horovod-mpi", "none", "contiguous"),
+        ("horovod-mpi", "none", "channels_last"),
+        ("ddp", "none", "contiguous"),
+        ("ddp-module", "none", "contiguous"),
+        ("ddp-module", "none", "channels_last"),
+        ("ps", "none", "contiguous"),
+        ("horovod-mpi", "1bit", "contiguous"),
+    ],
 )
-def test_training_on_many_ranks_equals_one(engine, compression):
+def test_training_on_many_ranks_equals_one(engine, compression, layout):
     """N ranks with batch b get the weights of one rank with batch N x b; with 1-bit compression nearly the same."""
     worker = podman("exec", f"{ENV}-head", "sh", "-c", "ls -td /opt/bench-worker/*/bench | head -n 1")
     hosts = [
@@ -127,6 +135,7 @@ def test_training_on_many_ranks_equals_one(engine, compression):
         "verify",
         engine,
         compression,
+        layout,
     ]
     text = run("podman", "exec", f"{ENV}-head", *command, timeout=120).stdout
     result = json.loads(text.partition("@bench ")[2].splitlines()[0])

@@ -19,6 +19,7 @@ class Machine:
 
     rank: int
     current: int = 0
+    capability: tuple[int, int] = (8, 0)
     host: float = 0.0
     compute: list[float] = field(default_factory=lambda: [0.0] * DEVICES)
     nccl: list[float] = field(default_factory=lambda: [0.0] * DEVICES)
@@ -80,10 +81,19 @@ class Machine:
         module = types.ModuleType("torch")
         module.Tensor = object
         module.nn = types.SimpleNamespace(Module=object)
-        module.backends = types.SimpleNamespace(cudnn=types.SimpleNamespace(benchmark=False))
+        # The defaults of torch: convolutions may use TF32.
+        module.backends = types.SimpleNamespace(
+            cudnn=types.SimpleNamespace(benchmark=False, allow_tf32=True),
+            cuda=types.SimpleNamespace(matmul=types.SimpleNamespace(allow_tf32=False)),
+        )
+        module.float16, module.bfloat16 = "float16", "bfloat16"
+        module.contiguous_format, module.memory_format = "contiguous_format", str
+        module.autocast = lambda kind, dtype, enabled: (kind, dtype) if enabled else None
+        module.amp = types.SimpleNamespace(GradScaler=lambda kind, enabled: (kind, enabled))
         module.cuda = types.SimpleNamespace(
             device_count=lambda: DEVICES,
             is_available=lambda: True,
+            get_device_capability=lambda: self.capability,
             set_device=self.set_device,
             synchronize=self.synchronize,
             Event=Event,

@@ -11,7 +11,7 @@ import pytest
 from fake_cuda import DEVICES, Machine, Misuse
 
 from bench.sweep import record
-from bench.worker import accelerator
+from bench.worker import accelerator, step_statistics
 from bench.worker.protocol import LaunchSpec, RankReport, Step
 from bench.worker.step_timer import StepTimer
 
@@ -132,6 +132,49 @@ def test_a_rank_selects_its_device_before_the_engine_can_use_one(machine, monkey
     monkeypatch.setattr(rank.engines, "make", lambda name, cuda: machine.kernel(0.001))
     rank.start(LaunchSpec("horovod-mpi", cuda=True))
     assert machine.current == 5
+
+
+@pytest.mark.parametrize(("precision", "tf32"), [("fp32", False), ("tf32", True), ("amp bf16", False)])
+def test_only_precision_tf32_computes_in_tf32(machine, precision, tf32):
+    accelerator.make(True, 5).arithmetic(precision)
+    backends = sys.modules["torch"].backends
+    assert (backends.cudnn.allow_tf32, backends.cuda.matmul.allow_tf32) == (tf32, tf32)
+
+
+@pytest.mark.parametrize(
+    ("precision", "autocast", "scaled"),
+    [
+        ("fp32", None, False),
+        ("tf32", None, False),
+        ("amp bf16", ("cuda", "bfloat16"), False),
+        ("amp fp16", ("cuda", "float16"), True),
+    ],
+)
+def test_amp_casts_the_forward_pass_and_only_fp16_scales_the_loss(machine, precision, autocast, scaled):
+    arithmetic = accelerator.make(True, 5).arithmetic(precision)
+    assert (arithmetic.run(), arithmetic.scaler) == (autocast, ("cuda", scaled))
+
+
+@pytest.mark.parametrize(("ampere", "found"), [([True, True], "amp bf16"), ([True, False], "amp fp16")])
+def test_amp_is_bf16_only_if_the_gpus_of_all_ranks_have_it(ampere, found):
+    assert accelerator.computed_in("amp", ampere) == found
+
+
+def test_tf32_on_a_gpu_without_it_is_refused(machine):
+    machine.capability = (7, 5)
+    assert not accelerator.make(True, 5).ampere
+    with pytest.raises(RuntimeError, match=r"plan\.precision: tf32 needs GPUs from Ampere on"):
+        accelerator.computed_in("tf32", [True, False])
+
+
+@pytest.mark.parametrize("loss", [float("nan"), float("inf")])
+def test_a_loss_that_is_not_finite_fails_the_trial_in_one_line(loss):
+    found = step_statistics.first_not_finite([6.9, 6.8, loss, 6.7])
+    ranks = [RankReport("head", 0, [], {}), RankReport("w1", 1, [], {}, not_finite=found)]
+    assert record.divergence(ranks) == (
+        "the loss is NaN or infinite from step 3 on (w1/1); use precision fp32, or check the data"
+    )
+    assert step_statistics.first_not_finite([6.9, 6.8]) is None and record.divergence(ranks[:1]) is None
 
 
 def test_only_one_module_of_the_worker_calls_cuda():

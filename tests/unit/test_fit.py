@@ -82,6 +82,11 @@ def test_several_numbers_of_gpus_per_node_are_a_dimension_of_the_plan(tmp_path):
         ({"gpus_per_node": 4}, "plan.device: cuda needs 4 GPUs per node, the cluster has 2"),
         ({"engines": ["ps"]}, "plan.engines: ps does not run on GPUs"),
         ({"compressions": ["1bit"]}, "plan.compressions: 1bit does not run on GPUs"),
+        ({"precision": "bf16"}, "plan.precision: unknown precision 'bf16'; choose from fp32, tf32, amp"),
+        ({"device": "cpu", "precision": "amp"}, "plan.precision: device cpu always computes in fp32"),
+        ({"device": "cpu", "channels_last": True}, "plan.channels_last: needs device cuda, not cpu"),
+        ({"device": "emulated:p100", "channels_last": True}, "plan.channels_last: needs device cuda"),
+        ({"device": "emulated:p100", "precision": "int8"}, "precision: 'int8' was not published for p100"),
     ],
 )
 def test_plan_that_would_crash_on_gpus_is_refused(tmp_path, changes, message):
@@ -89,6 +94,22 @@ def test_plan_that_would_crash_on_gpus_is_refused(tmp_path, changes, message):
     (tmp_path / "plan.yml").write_text(yaml.safe_dump(values))
     with pytest.raises(UserError, match=message):
         check.check(fit.load(str(tmp_path / "plan.yml"), there := cluster(2, 2)), there, 2)
+
+
+@pytest.mark.parametrize(
+    "gpu", ["t4", "v100", "Tesla P40", "1080ti", "RTX 2080 Ti", "a10g", "h100-sxm", "l40s", "none"]
+)
+def test_tf32_is_refused_where_the_name_of_the_gpu_says_that_it_has_none(tmp_path, gpu):
+    values = {"nodes": [1], "batches": [32], "fabrics": "active", "device": "cuda", "precision": "tf32"}
+    (tmp_path / "plan.yml").write_text(yaml.safe_dump(values))
+    there = cluster(0, 1)
+    there.nodes["n1"].gpu_model = gpu
+    plan = fit.load(str(tmp_path / "plan.yml"), there)
+    if gpu in ("a10g", "h100-sxm", "l40s", "none"):
+        check.check(plan, there, 1)
+    else:
+        with pytest.raises(UserError, match=f"plan.precision: tf32 needs GPUs from Ampere on, n1 has {gpu}"):
+            check.check(plan, there, 1)
 
 
 @pytest.mark.parametrize("plan", ["quick", "virtualwall"])
