@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from bench.sweep import nccl_log
 from cluster import tuning
 from cluster.core import worker_files
 from cluster.core.config import layout
@@ -93,8 +94,8 @@ class Launch:
         if self.timeline:
             values |= {"HOROVOD_TIMELINE": self.timeline, "HOROVOD_TIMELINE_MARK_CYCLES": "1"}
         if self.cuda:
-            # A trial proves from this output which interface NCCL used.
-            values |= {} if self.words else {"NCCL_DEBUG": "INFO"}
+            # A trial proves from this output which interface and algorithm NCCL used.
+            values |= {} if self.words else {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": nccl_log.SUBSYSTEMS}
             values |= {
                 "NCCL_SOCKET_IFNAME": self.interface,
                 "NCCL_SOCKET_NTHREADS": str(self.settings.nccl_threads),

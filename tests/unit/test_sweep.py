@@ -174,8 +174,9 @@ def test_single_bits_are_sent_from_all_to_all():
     assert transport.payload(point, 1, {"all_gather": 1}) == pytest.approx(plain * 2 / 32, rel=0.01)
 
 
-def test_nccl_logs_on_cuda_only():
-    assert "NCCL_DEBUG=INFO" in " ".join(launch.argv(replace(JOB, cuda=True)))
+def test_nccl_logs_its_networks_and_algorithms_on_cuda_only():
+    text = " ".join(launch.argv(replace(JOB, cuda=True)))
+    assert "-x NCCL_DEBUG=INFO -x NCCL_DEBUG_SUBSYS=INIT,BOOTSTRAP,ENV,NET,TUNING" in text
     assert "NCCL_DEBUG" not in " ".join(launch.argv(JOB))
 
 
