@@ -125,6 +125,16 @@ class Timing(Record):
     measure: float
 
 
+class Steadiness(Record):
+    """How steady the measured steps were. A GPU whose clock falls makes the second half slower than the first."""
+
+    drift: float = Field(description="median step of the second half over that of the first, less one")
+    spread: list[float] = Field(description="first and second half: distance of the quartiles over the median")
+    clocks_mhz: dict[str, list[float]] = Field(
+        default_factory=dict, description="node/rank -> clock of the GPU before and after; where nvidia-smi answers"
+    )
+
+
 class LinkEvidence(Record):
     """A fabric's link as the last deploy measured it. It counts for that fabric only, if the outcome is ok."""
 
@@ -194,6 +204,7 @@ class Trial(Record):
     precision: str | None = Field(
         default=None, description="what the GPUs computed in: fp32 | tf32 | amp bf16 | amp fp16; device cuda only"
     )
+    steadiness: Steadiness | None = Field(default=None, description="device cuda only")
     loss: list[Loss] = Field(
         default_factory=list, description="first and last training loss on real devices; null: not finite"
     )

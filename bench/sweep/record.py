@@ -8,7 +8,7 @@ from operator import attrgetter
 from typing import Any, Literal
 
 from bench.plan import scale_model
-from bench.results.trial import Breakdown, Emulation, Input, Interval, LinkEvidence, Point, Timing, Trial
+from bench.results.trial import Breakdown, Emulation, Input, Interval, LinkEvidence, Point, Steadiness, Timing, Trial
 from bench.sweep import nccl_log, transport
 from bench.worker import step_statistics
 from bench.worker.protocol import RankReport, Step, TrialDone
@@ -68,6 +68,16 @@ def stragglers(ranks: list[RankReport]) -> list[str]:
     medians = [statistics.median(step.compute for step in rank.steps) for rank in ranks]
     limit = STRAGGLER * statistics.median(medians)
     return [f"{rank.node}/{rank.local_rank}" for rank, own in zip(ranks, medians, strict=True) if own > limit]
+
+
+def steadiness(ranks: list[RankReport]) -> Steadiness | None:
+    """None with too few steps."""
+    steps = slowest(ranks, total)
+    drift, halves = step_statistics.drift(steps), step_statistics.halves(steps)
+    if drift is None or halves is None:
+        return None
+    clocks = {f"{rank.node}/{rank.local_rank}": rank.clocks_mhz for rank in ranks if rank.clocks_mhz}
+    return Steadiness(drift=drift, spread=[step_statistics.spread(half) for half in halves], clocks_mhz=clocks)
 
 
 def divergence(ranks: list[RankReport]) -> str | None:
@@ -137,6 +147,7 @@ def trial(
         stragglers=stragglers(main.ranks),
         host_cpu_percent=main.cpu_percent,
         precision=main.precision if point.device == "cuda" else None,
+        steadiness=steadiness(main.ranks) if point.device == "cuda" else None,
         loss=[*main.losses],
         timing=Timing(launch=launch_s, **spent),
     )

@@ -32,6 +32,7 @@ class Accelerator(Protocol):
     """Marks are moments on the compute stream. Their times are known once the last of them was waited for."""
 
     place: str  # the name that torch gives the device
+    gpu: str | None  # the name that nvidia-smi gives it
 
     def mark(self, again: Any = None) -> Any:
         """A mark behind the work that was started so far; `again` is an earlier mark to use again."""
@@ -51,6 +52,7 @@ class Cpu:
     """Work on the CPU is done when its call returns: a mark is the time."""
 
     place = "cpu"
+    gpu: str | None = None
     ampere = False
 
     def mark(self, again: Any = None) -> Any:
@@ -79,6 +81,8 @@ class Cuda:
         torch.backends.cudnn.benchmark = True
         self.cuda, self.backends = torch.cuda, torch.backends
         self.place = f"cuda:{local_rank}"
+        # By its UUID: CUDA_VISIBLE_DEVICES changes the numbers.
+        self.gpu: str | None = f"GPU-{torch.cuda.get_device_properties(local_rank).uuid}"
 
     def mark(self, again: Any = None) -> Any:
         event = again or self.cuda.Event(enable_timing=True)

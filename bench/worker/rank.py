@@ -11,7 +11,7 @@ from typing import NoReturn
 
 import torch
 
-from bench.worker import accelerator, engines
+from bench.worker import accelerator, engines, gpu_info
 from bench.worker.accelerator import Accelerator
 from bench.worker.engines import Engine
 from bench.worker.protocol import Failed, Finished, LaunchSpec, Spec, Started, TrialSpec, emit, read_spec
@@ -32,8 +32,12 @@ def set_rate(spec: LaunchSpec | TrialSpec, local: int) -> None:
 
 
 def start(launch: LaunchSpec) -> tuple[Accelerator, Engine]:
-    """The rank's device and its engine, which allocates on the current device: so the device comes first."""
+    """The rank's device and its engine, which allocates on the current device: so the device comes first.
+
+    The engine's threads, and those of the loader later, stay on the cores of this one.
+    """
     device = accelerator.make(launch.cuda, local_rank())
+    gpu_info.bind(device.gpu)
     return device, engines.make(launch.engine, launch.cuda)
 
 

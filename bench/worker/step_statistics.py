@@ -35,6 +35,24 @@ def settled(values: list[float]) -> bool:
     return len(values) > 1 and abs(values[-1] / values[-2] - 1) <= STEADY
 
 
+def halves(values: list[float]) -> tuple[list[float], list[float]] | None:
+    """First and second half; None with too few values."""
+    middle = len(values) // 2
+    return (values[:middle], values[middle:]) if len(values) >= SMALLEST_SAMPLE else None
+
+
+def drift(values: list[float]) -> float | None:
+    """Median of the second half over that of the first, less one; None with too few values."""
+    parts = halves(values)
+    return statistics.median(parts[1]) / statistics.median(parts[0]) - 1 if parts else None
+
+
+def spread(values: list[float]) -> float:
+    """Distance between the quartiles, relative to the median."""
+    low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
+    return (high - low) / middle
+
+
 def first_not_finite(losses: list[float]) -> int | None:
     """The first step, counted from 1, whose loss is NaN or infinite."""
     return next((step for step, loss in enumerate(losses, 1) if not math.isfinite(loss)), None)

@@ -59,12 +59,16 @@ def link_kind(folder: Path) -> str:
     return str(json.loads(details)[0].get("linkinfo", {}).get("info_kind", "virtual")) if details else "virtual"
 
 
+def kernel_name(bus: str) -> str:
+    """nvidia-smi writes the PCI domain with eight digits, the kernel with four."""
+    return bus.lower()[-12:]
+
+
 def gpus() -> list[dict[str, Any]]:
     rows = []
     for line in output("nvidia-smi", "--query-gpu=pci.bus_id,name", "--format=csv,noheader").splitlines():
         bus, name = (part.strip() for part in line.split(",", 1))
-        # nvidia-smi writes the PCI domain with eight digits, the kernel with four.
-        short = bus.lower()[-12:]
+        short = kernel_name(bus)
         rows.append({"bus": short, "name": name, "numa": numa_of(SYS / "bus/pci/devices" / short, f"pci={short}")})
     return rows
 

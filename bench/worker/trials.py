@@ -4,14 +4,11 @@ import socket
 import statistics
 import time
 
-from bench.worker import compression, counters, devices, feed, rank, step_statistics
+from bench.worker import compression, counters, devices, feed, gpu_info, pacing, rank, step_statistics
 from bench.worker.accelerator import Accelerator
 from bench.worker.engines import Engine
 from bench.worker.protocol import LaunchSpec, Progress, RankReport, Spec, Step, TrialDone, TrialSpec, WarmUp, emit
 
-CHUNK_STEPS = 2
-MAX_WARMUP_STEPS = 8
-TARGET_HALF_WIDTH = 0.02
 # The check at twice the scale factor is short: at least this many steps and seconds.
 CHECK_STEPS, CHECK_SECONDS = 3, 2.0
 
@@ -28,33 +25,37 @@ def run_trial(engine: Engine, accelerator: Accelerator, trial: TrialSpec, spec: 
     engine = compression.wrap(engine, trial.compression)
     source = feed.make(trial, engine)
     device = devices.make(trial, spec.gradients.get(trial.model, []), engine, source, accelerator)
+    pace = pacing.of(trial.device == "cuda")
     started = time.perf_counter()
     step_times: list[float] = []
     while True:
-        chunk = [device.step(engine) for _ in range(CHUNK_STEPS)]
+        chunk = [device.step(engine) for _ in range(pace.steps(step_times))]
         times, late = slowest(engine, chunk, time.perf_counter() - started > trial.seconds)
         step_times += times
         if engine.rank == 0:
             emit(WarmUp(trial.id, step_times[-1]))
-        if trial.check or late or step_statistics.settled(step_times) or len(step_times) >= MAX_WARMUP_STEPS:
+        if trial.check or late or pace.is_warm(step_times):
             break
     device.check(engine)
+    clocks = [gpu_info.clock_mhz(accelerator.gpu)]
     warm_at = time.perf_counter()
     steps: list[Step] = []
     step_times = []
     engine.barrier()
     sent_before, cpu_before = counters.sent_bytes(), counters.cpu_times()
     source.start()
-    count, seconds = (CHECK_STEPS, CHECK_SECONDS) if trial.check else (CHUNK_STEPS, trial.seconds)
+    seconds = CHECK_SECONDS if trial.check else trial.seconds
     while True:
-        chunk = [device.step(engine) for _ in range(count)]
+        chunk = [device.step(engine) for _ in range(CHECK_STEPS if trial.check else pace.steps(step_times))]
         steps += chunk
         times, late = slowest(engine, chunk, time.perf_counter() - warm_at > seconds)
         step_times += times
         if engine.rank == 0:
             emit(Progress(trial.id, trial.images / statistics.median(step_times)))
-        if late or (not trial.check and step_statistics.half_width(step_times) <= TARGET_HALF_WIDTH):
+        if late or (not trial.check and pace.is_measured(step_times)):
             break
+    # At once: the clock falls when the work ends.
+    clocks.append(gpu_info.clock_mhz(accelerator.gpu))
     sent_after = counters.sent_bytes()
     sent = {nic: (sent_after[nic] - before) / len(steps) for nic, before in sent_before.items() if nic in sent_after}
     busy, total = (after - before for after, before in zip(counters.cpu_times(), cpu_before, strict=True))
@@ -66,6 +67,7 @@ def run_trial(engine: Engine, accelerator: Accelerator, trial: TrialSpec, spec: 
             sent=sent,
             input=source.report(),
             parts=counters.parts(),
+            clocks_mhz=[clock for clock in clocks if clock is not None],
             not_finite=step_statistics.first_not_finite(device.losses),
         )
     )

@@ -93,6 +93,7 @@ class Machine:
         module.cuda = types.SimpleNamespace(
             device_count=lambda: DEVICES,
             is_available=lambda: True,
+            get_device_properties=lambda device: types.SimpleNamespace(uuid=f"0000000{device}"),
             get_device_capability=lambda: self.capability,
             set_device=self.set_device,
             synchronize=self.synchronize,
