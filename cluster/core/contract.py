@@ -22,6 +22,7 @@ class Ssh(Part):
     key: str
     known_hosts: str
     jump_host: str | None = None
+    port: int = 22
 
 
 class Node(Part):
@@ -31,6 +32,8 @@ class Node(Part):
     fabric_addresses: dict[str, str]
     gpus: int
     gpu_model: str
+    # fabric -> its card on this node, where it differs from the fabric's `interface`
+    interfaces: dict[str, str] = {}
 
 
 class Fabric(Part):
@@ -69,6 +72,11 @@ class Contract(Part):
     def gpus_per_node(self) -> int:
         """GPUs that every node that computes has."""
         return min(self.nodes[name].gpus for name in self.compute)
+
+    def interface(self, node: str, fabric: str | None = None) -> str:
+        """The card of a fabric (the active one, if none is named) on a node."""
+        fabric = fabric or self.active_fabric
+        return self.nodes[node].interfaces.get(fabric, self.fabrics[fabric].interface)
 
     @property
     def head(self) -> str:

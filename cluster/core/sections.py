@@ -201,9 +201,11 @@ class Aws(Section):
 
 
 class MetalNetwork(Section):
-    """The interface of a fabric, the same on all hosts."""
+    """Where a fabric is. Each host's interface is the one with the host's address."""
 
-    interface: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,15}$", description="name of the network interface")]
+    interface: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,15}$")] | None = Field(
+        default=None, description="name of the interface, if it must be the same on all hosts"
+    )
     subnet: NodeNetwork = Field(description="address range of the fabric")
 
 
@@ -227,7 +229,7 @@ class Baremetal(Section):
     user: Annotated[str, Field(pattern=r"^[a-z_][a-z0-9_-]*$", description="account with a key and passwordless sudo")]
     key: str | None = Field(default=None, description="private key for the hosts; null: `make adopt` creates one")
     jump_host: str | None = Field(default=None, description="user@host of an SSH jump host")
-    networks: dict[str, MetalNetwork] = Field(description="fabric -> its interface and subnet")
+    networks: dict[str, MetalNetwork] = Field(description="fabric -> its subnet")
     hosts: Annotated[list[Host], Field(min_length=1, description="machines in order; `nodes` of them are used")]
 
     @model_validator(mode="after")

@@ -25,7 +25,8 @@ def connection_options(known_hosts: str | Path, jump_host: str | None = None, *,
 
 def options(contract: Contract) -> list[str]:
     """The options of a connection to a deployed node; Ansible uses them too."""
-    return connection_options(contract.ssh.known_hosts, contract.ssh.jump_host)
+    found = connection_options(contract.ssh.known_hosts, contract.ssh.jump_host)
+    return found if contract.ssh.port == 22 else [*found, "-o", f"Port={contract.ssh.port}"]
 
 
 def argv(contract: Contract, node: str, *command: str, batch: bool = True) -> list[str]:

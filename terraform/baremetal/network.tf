@@ -1,5 +1,10 @@
-# The networks exist; cluster.yml names the interface and the subnet of each fabric.
+# The networks exist; cluster.yml names the subnet of each fabric.
 locals {
+  # host -> fabric -> interface with the host's address. The provider writes it after it has logged in to the hosts.
+  found      = "${var.state_dir}/interfaces.json"
+  interfaces = fileexists(local.found) ? jsondecode(file(local.found)) : {}
+  head       = one([for name, host in local.hosts : name if host.index == 0])
+
   # host -> fabric -> whether the address is in the subnet
   inside = {
     for host in values(local.hosts) : host.name => {

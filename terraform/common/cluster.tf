@@ -17,5 +17,6 @@ locals {
     user        = "ops"
     key         = "${var.state_dir}/id_ed25519"
     known_hosts = "${var.state_dir}/known_hosts"
+    port        = local.cluster.ports.ssh
   }
 }

@@ -63,14 +63,22 @@ def test_wrong_field_is_named_in_one_line(load, metal, host, changes, message):
     assert "\n" not in str(caught.value)
 
 
-def check(cluster: config.Cluster, code: int = 0, err: str = "", **changes: object) -> None:
+def check(cluster: config.Cluster, code: int = 0, err: str = "", **changes: object) -> dict[str, str]:
     provider = Baremetal(State("try"), cluster)
     answer = subprocess.CompletedProcess([], code, json.dumps({**ANSWER, **changes}), err)
-    provider.check_host(provider.hosts[0], answer)
+    return provider.check_host(provider.hosts[0], answer)
 
 
-def test_host_that_matches_is_accepted(load):
-    check(load())
+def test_host_that_matches_is_accepted_with_the_interface_that_has_its_address(load):
+    assert check(load()) == {"10g": "eth1"}
+    assert check(load(), addresses=["enp65s0 10.10.0.10/24"]) == {"10g": "enp65s0"}
+
+
+def test_interface_given_in_cluster_yml_must_have_the_address(load):
+    metal = {"networks": {"10g": {"subnet": "10.10.0.0/24", "interface": "eth1"}}}
+    assert check(load(metal)) == {"10g": "eth1"}
+    with pytest.raises(UserError, match="eth1 does not have the address"):
+        check(load(metal), addresses=["eth0 10.10.0.10/24"])
 
 
 @pytest.mark.parametrize(
@@ -81,7 +89,7 @@ def test_host_that_matches_is_accepted(load):
         ({"sudo": False}, UserError, "sudo without a password"),
         ({"python": False}, UserError, "python3 is missing"),
         ({"name": "node7"}, UserError, "its hostname is node7"),
-        ({"addresses": ["eth0 10.10.0.10/24"]}, UserError, "eth1 does not have the address 10.10.0.10"),
+        ({"addresses": ["eth0 10.10.0.9/24"]}, UserError, "no interface has the address 10.10.0.10"),
         ({"code": 255, "err": "ops@x: Permission denied (publickey)."}, UserError, "cannot log in"),
         ({"code": 255, "err": "Host key verification failed."}, UserError, "its host key is not the pinned one"),
         ({"code": 255, "err": "ssh: connect to host: No route to host"}, InfraError, "No route to host"),

@@ -51,6 +51,16 @@ def test_groups_and_strict_host_keys():
     assert "StrictHostKeyChecking=yes" in made["cluster"]["vars"]["ansible_ssh_common_args"]
 
 
+def test_interface_of_a_node_wins_over_the_fabrics():
+    other = {**node(1, "worker"), "interfaces": {"1g": "enp65s0"}}
+    found = contract.parse({**OUTPUT, "nodes": {"head": node(0, "head"), "w1": other}})
+    assert (found.interface("head"), found.interface("w1"), found.interface("w1", "1g")) == (
+        *("fabric0", "enp65s0", "enp65s0"),
+    )
+    hosts = inventory.inventory(found, State("local"), config.load("local"))["_meta"]["hostvars"]
+    assert [hosts[name]["node_interfaces"] for name in ("head", "w1")] == [{"1g": "fabric0"}, {"1g": "enp65s0"}]
+
+
 def test_group_knows_the_completed_file_and_the_names_of_a_nodes_parts(monkeypatch):
     def variables() -> dict:
         return inventory.inventory(contract.parse(OUTPUT), State("local"), config.load("local"))["cluster"]["vars"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import subprocess
 import sys
@@ -24,6 +25,9 @@ addresses=$(ip -o -4 address show 2>/dev/null | awk '{printf "%s\"%s %s\"", sep,
 printf '{"name":"%s","os":"%s","release":"%s","sudo":%s,"python":%s,"addresses":[%s]}\n' \
   "$(hostname -s)" "$ID" "${VERSION_CODENAME:-}" "$root" "$python" "$addresses"
 """
+
+# In the state folder, for terraform/baremetal: host -> fabric -> interface.
+INTERFACES = "interfaces.json"
 
 
 class Facts(TypedDict):
@@ -80,8 +84,8 @@ class Baremetal(Provider):
         keys = self.pinned_keys()
         self.state.known_hosts.write_text("".join(f"{self.known_hosts_name(h)} {keys[h.name]}\n" for h in self.hosts))
         answers = self.inspect_hosts()
-        for host in self.hosts:
-            self.check_host(host, answers[host.name])
+        found = {host.name: self.check_host(host, answers[host.name]) for host in self.hosts}
+        (self.state.dir / INTERFACES).write_text(json.dumps(found, indent=1))
 
     def inspect_hosts(self) -> dict[str, subprocess.CompletedProcess[str]]:
         """Log in to all hosts at the same time and print their properties."""
@@ -91,8 +95,11 @@ class Baremetal(Provider):
         command = f"sh -c {shlex.quote(INSPECT)}"
         return ssh.gather({host.name: [*words, f"{self.section.user}@{host.address}", command] for host in self.hosts})
 
-    def check_host(self, host: sections.Host, answer: subprocess.CompletedProcess[str]) -> None:
-        """Raise an error for the first property that differs from cluster.yml. Nothing has been changed yet."""
+    def check_host(self, host: sections.Host, answer: subprocess.CompletedProcess[str]) -> dict[str, str]:
+        """Raise an error for the first property that differs from cluster.yml. Nothing has been changed yet.
+
+        Returns the interface of each fabric.
+        """
         where = f"host {host.name} ({host.address})"
         user = self.section.user
         if answer.returncode:
@@ -115,12 +122,15 @@ class Baremetal(Provider):
             raise UserError(f"{where}: python3 is missing; run `apt-get install python3` there")
         if found["name"] != host.name:
             raise UserError(f"{where}: its hostname is {found['name']}; use it in cluster.yml, or change the hostname")
-        present = {tuple(text.split("/")[0].split()) for text in found["addresses"]}
+        present = [text.split("/")[0].split() for text in found["addresses"]]
+        interfaces = {address: interface for interface, address in present}
         for fabric, address in host.fabric_addresses.items():
-            interface = self.section.networks[fabric].interface
-            if (interface, address) not in present:
-                fix = f"correct fabric_addresses.{fabric} or networks.{fabric}.interface"
-                raise UserError(f"{where}: {interface} does not have the address {address}; {fix}")
+            wanted = self.section.networks[fabric].interface
+            if address not in interfaces or wanted not in (None, interfaces[address]):
+                fix = f"correct fabric_addresses.{fabric}" + (f" or networks.{fabric}.interface" if wanted else "")
+                what = f"{wanted} does not have" if wanted else "no interface has"
+                raise UserError(f"{where}: {what} the address {address}; {fix}")
+        return {fabric: interfaces[address] for fabric, address in host.fabric_addresses.items()}
 
     def variables(self) -> dict[str, str]:
         return {"tool": f"{sys.executable} -m cluster.providers.baremetal.reach"}

@@ -15,6 +15,7 @@ variable "ssh" {
     key         = string
     known_hosts = string
     jump_host   = optional(string)
+    port        = optional(number, 22)
   })
 }
 
@@ -28,6 +29,7 @@ variable "nodes" {
     fabric_addresses   = map(string)
     gpus               = number
     gpu_model          = string
+    interfaces         = optional(map(string), {})
   }))
 
   validation {

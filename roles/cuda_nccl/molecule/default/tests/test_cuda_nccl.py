@@ -38,7 +38,8 @@ def test_nccl_selects_the_fabric_and_not_the_management_network(nodes):
 def test_settings_follow_a_change_of_fabric(nodes):
     def fabric(transport):
         one = {"interface": "mgmt0", "subnet": "10.0.0.0/24", "rate_gbps": 100, "transport": transport, "shaped": False}
-        return {"contract_fabrics": {"other": one}, "contract_active_fabric": "other"}
+        chosen = {"contract_active_fabric": "other", "node_interfaces": {"other": "mgmt0"}}
+        return {"contract_fabrics": {"other": one}, **chosen}
 
     try:
         assert nodes.apply("configure", **fabric("tcp")).returncode == 0
