@@ -15,8 +15,8 @@ from cluster.core.errors import InfraError, UserError
 from cluster.core.printable import printable
 from cluster.core.state import State
 
-# The training account's processes that are no work: logins, and JupyterLab itself (not its kernels).
-IDLE = ("sshd:", "/lib/systemd/systemd", "/usr/lib/systemd/systemd", "(sd-pam)", "ps -")
+# The training account's processes that are no work: logins, JupyterLab itself (not its kernels) and TensorBoard.
+IDLE = ("sshd:", "/opt/jupyterlab/", "/lib/systemd/systemd", "/usr/lib/systemd/systemd", "(sd-pam)", "ps -")
 SHOWN, WIDTH = 3, 100
 SECONDS_TO_END = 60
 # jupyterlab_venv in roles/jupyterlab/defaults/main.yml
@@ -66,7 +66,7 @@ def processes(contract: Contract, nodes: Iterable[str]) -> list[str]:
 
 
 def is_work(command: str) -> bool:
-    return bool(command) and not command.startswith(IDLE) and "jupyter-lab" not in command
+    return bool(command) and not command.startswith(IDLE)
 
 
 def share_content(contract: Contract) -> str:
@@ -83,12 +83,14 @@ def share_content(contract: Contract) -> str:
 
 def count_files(path: str, shipped: str = SHIPPED) -> str:
     """A shell command that prints number and size of the files that users made. Empty files are no data, root's are the
-    roles', and JupyterLab starts with our notebooks and examples."""
+    roles', JupyterLab starts with our notebooks and examples, and results/sweeps has copies of the controller's."""
     copy = f'copy="{path}${{file#{shipped}}}"'
     ours = (
         f'for file in $(find {shipped} -type f); do {copy}; cmp -s "$file" "$copy" && set -- "$@" ! -path "$copy"; done'
     )
-    sizes = f"timeout 20 find {path} -type f -size +0 ! -user root \"$@\" -printf '%s\\n'"
+    sizes = (
+        f"timeout 20 find {path} -type f -size +0 ! -user root ! -path '{path}/results/sweeps/*' \"$@\" -printf '%s\\n'"
+    )
     return f"set --; {ours}; {sizes} | awk '{{n++; s+=$1}} END {{print n+0, s+0}}'"
 
 

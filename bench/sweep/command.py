@@ -18,7 +18,7 @@ from bench.plan.schema import Plan
 from bench.report import command as report
 from bench.results import dimensions
 from bench.results.trial import Point
-from bench.sweep import evidence, executors, monitoring, run_folder, summary
+from bench.sweep import evidence, executors, monitoring, publish, run_folder, summary
 from bench.sweep.progress import console, lines_on_stderr
 from bench.sweep.runner import Sweep
 from cluster import lifecycle, tuning
@@ -101,6 +101,8 @@ def measure(args: argparse.Namespace, state: State) -> int:
         monitoring.save(contract, folder, begin, time.monotonic())
     if args.timeline:
         sweep.capture_timeline()
+    if cluster.features.jupyterlab and contract.storage.backend != "none" and folder.trials():
+        publish.to_share(contract, folder)
     ids = [point.id for group in sweep.groups for point in group.points]
     latest = {trial.id: trial for trial in folder.trials()}
     trials = [latest[identifier] for identifier in ids if identifier in latest]

@@ -176,6 +176,9 @@ def test_only_files_that_users_made_are_counted(tmp_path: Path) -> None:
     (share / "notebooks/plot.ipynb").write_text("edited")
     (share / "results/mine").write_text("data")
     (share / "results/empty").touch()
+    # A sweep copies its trials there; the controller has them.
+    (share / "results/sweeps/quick").mkdir(parents=True)
+    (share / "results/sweeps/quick/trials.jsonl").write_text("{}")
     for path in share.rglob("*"):
         if os.geteuid() == 0:
             os.chown(path, 12345, 12345)

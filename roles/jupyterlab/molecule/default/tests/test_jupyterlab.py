@@ -247,6 +247,35 @@ def test_terminal_opens_in_the_folder_shown_and_starts_training_on_all_nodes(lab
     assert "w1" in shown, shown
 
 
+def test_tensorboard_shows_runs_and_sweeps_with_the_token_only(lab, nodes, folder):
+    share = folder.rpartition("/")[0]
+    run, sweep = f"{share}/runs/r1/out", f"{share}/results/sweeps/quick/1g"
+    rows = '{"step": 10, "loss": 0.5, "note": "x"}\\n{"step": 20, "loss": 0.25}\\n'
+    write = f"mkdir -p {run} {sweep} && printf '{rows}' > {run}/metrics.jsonl"
+    # An event file, as the controller copies them.
+    curve = "import sys; sys.path.insert(0, '/opt/jupyterlab'); import tensorboard_server as server"
+    curve += f"; server.Metrics(server.Path('{run}/metrics.jsonl'), server.Path('{sweep}')).update()"
+    done = nodes.as_user("head", f'{write} && /opt/jupyterlab/bin/python -c "{curve}"')
+    assert done.rc == 0, done.stderr
+    for path in ("/tensorboard/", "/tensorboard/data/runs"):
+        for token in (None, "wrong"):
+            status, text = lab.ask("GET", path, token)
+            assert status in (302, 403) and "r1" not in text, f"{path}: {status}"
+    deadline = time.monotonic() + LIMIT
+    while True:
+        status, text = lab.ask("GET", "/tensorboard/data/runs", lab.token)
+        if status == 200 and {"metrics/runs/r1", "sweeps/quick/1g"} <= set(json.loads(text)):
+            break
+        assert time.monotonic() < deadline, f"{status} {text}"
+        time.sleep(1)
+    shown = "/tensorboard/data/plugin/scalars/scalars?tag=loss&run=metrics/runs/r1"
+    assert [row[1:] for row in json.loads(lab.ask("GET", shown, lab.token)[1])] == [[10, 0.5], [20, 0.25]]
+    # Only the proxy reaches it: it listens on the loopback.
+    listening = nodes["head"].check_output("ss -Hltnp | grep tensorboard_serv || ss -Hltnp | grep /python").splitlines()
+    assert listening, "TensorBoard does not listen"
+    assert {line.split()[3].rpartition(":")[0] for line in listening} <= {"127.0.0.1", "[::1]", lab.address}, listening
+
+
 def test_token_is_in_one_file_of_the_account_and_in_no_log(lab, nodes):
     file = nodes["head"].file("/etc/jupyterlab/token")
     assert (file.user, file.mode) == ("horovod", 0o600)
