@@ -104,7 +104,8 @@ def launch(env: str, contract: Contract, names: list[str]) -> list[str]:
     fabric = contract.fabrics[contract.active_fabric]
     hosts = ["-np", str(len(names)), "-H", ",".join(f"{name}:1" for name in names)]
     rank = [f"{VENV}/bin/python", "-c", RANK]
-    if len(names) > 1 and tuning.choose(tuning.load(env), contract.active_fabric, fabric).engine == "horovod-gloo":
+    chosen = tuning.choose(tuning.load(env), contract.active_fabric, fabric, contract.provider)
+    if len(names) > 1 and chosen.engine == "horovod-gloo":
         interface = ["--network-interfaces", fabric.interface]
         variables = [f"HOROVOD_GLOO_IFACE={fabric.interface}", "OMP_NUM_THREADS=1"]
         return ["env", *variables, "/usr/local/bin/horovodrun", "--gloo", *hosts, *interface, *rank]

@@ -45,9 +45,9 @@ class Tuning(Section):
     socket_bytes: Annotated[int, Field(ge=0)] = 0
     links: Annotated[int, Field(ge=1, le=8)] = 1
     eager_bytes: Annotated[int, Field(ge=1024, le=1 << 24)] = 65536
-    # NCCL's threads per connection and connections per thread (sockets only).
-    nccl_threads: Annotated[int, Field(ge=1, le=16)] = 1
-    nccl_sockets: Annotated[int, Field(ge=1, le=16)] = 1
+    # NCCL's threads per connection and connections per thread (sockets only); 0: as NCCL chooses.
+    nccl_threads: Annotated[int, Field(ge=0, le=16)] = 1
+    nccl_sockets: Annotated[int, Field(ge=0, le=16)] = 1
 
 
 # The defaults of Horovod and OpenMPI: the baseline for tuning.
@@ -92,9 +92,11 @@ def load(env: str) -> dict[str, Tuning]:
     return {name: files.validate(Tuning, values, path.name, f"tuning.{name}") for name, values in content.items()}
 
 
-def choose(tuned: Mapping[str, Tuning], name: str, fabric: Fabric) -> Tuning:
+def choose(tuned: Mapping[str, Tuning], name: str, fabric: Fabric, provider: str) -> Tuning:
     """The tuned settings of a fabric, or the defaults of its class."""
-    return tuned.get(name, SHIPPED[fabric_class(fabric)])
+    # NCCL recognizes the cards of EC2 and has its own number of sockets for them.
+    own = {"nccl_threads": 0, "nccl_sockets": 0} if provider == "aws" else {}
+    return tuned.get(name) or SHIPPED[fabric_class(fabric)].model_copy(update=own)
 
 
 def mca(chosen: Tuning) -> dict[str, str]:
@@ -134,7 +136,7 @@ def launch_mca(chosen: Tuning, processes: int, pinned: bool = False) -> dict[str
     return {**mca(chosen), **rules}
 
 
-def role_variables(env: str, name: str, fabric: Fabric) -> dict[str, object]:
+def role_variables(env: str, name: str, fabric: Fabric, provider: str) -> dict[str, object]:
     """Variables for the mpi and horovod roles."""
-    chosen = choose(load(env), name, fabric)
+    chosen = choose(load(env), name, fabric, provider)
     return {"tuning": {**chosen.model_dump(), "number": NUMBERS.get(chosen.algorithm, 0), "mca": mca(chosen)}}

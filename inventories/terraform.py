@@ -58,7 +58,9 @@ def inventory(contract: Contract, state: State, cluster: Cluster) -> dict[str, A
             "vars": {
                 **ssh_vars(contract),
                 **image.node_variables(state, cluster),
-                **tuning.role_variables(state.env, contract.active_fabric, contract.fabrics[contract.active_fabric]),
+                **tuning.role_variables(
+                    state.env, contract.active_fabric, contract.fabrics[contract.active_fabric], contract.provider
+                ),
                 "contract_fabrics": {key: value.model_dump() for key, value in contract.fabrics.items()},
                 "contract_active_fabric": contract.active_fabric,
                 "contract_storage": contract.storage.model_dump(),

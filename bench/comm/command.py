@@ -16,6 +16,7 @@ from rich.table import Table
 from bench.comm.measure import Case, Communication, sizes
 from bench.plan import unfold
 from bench.results import store
+from bench.sweep import efa
 from bench.sweep.progress import console
 from cluster import tuning
 from cluster.core import lock
@@ -82,6 +83,7 @@ def measure(args: argparse.Namespace, contract: Contract) -> int:
     engines = args.engine or (["nccl"] if gpus else DEFAULT_ENGINES)
     if "nccl" in engines and not gpus:
         raise UserError("--engine nccl: the nodes have no GPUs; choose another engine")
+    efa.require(contract, [fabric], contract.compute[:count], bool(gpus))
     cases = [Case(name, n) for name in args.collective or ["all_reduce"] for n in sizes(args.smallest, args.largest)]
     settings = tuning.UNTUNED if args.untuned else unfold.tuning_of(contract, fabric, tuning.load(args.env))
     progress = Progress(f"{args.env} {fabric}", stderr=args.json)

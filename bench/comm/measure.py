@@ -159,7 +159,8 @@ class Communication:
             slots=self.slots if cuda else 1,
             cuda=cuda,
             subnet=fabric.subnet,
-            interface=fabric.interface,
+            interface=self.contract.interface(self.contract.head, self.fabric),
+            transport=fabric.transport,
             spec=self.executor.install(self.names, spec),
             program=program,
             settings=settings,
@@ -224,7 +225,7 @@ class Communication:
         self.progress.now("cases", "setting the rate of every node")
         self.events(self.launch("ddp", Tuning(), self.case_spec("ddp", [])), START_LIMIT)
         head = self.contract.head
-        words = ["python3", worker_files.folder(), "links", str(LINK_SECONDS), *self.names]
+        words = ["python3", worker_files.folder(), "links", str(LINK_SECONDS), *self.addresses()]
         argv = ssh.as_training_account(self.contract, head, words)
         self.progress.now("cases", f"iperf3 between {len(self.names)} neighbours, {LINK_SECONDS} s each")
         done = ssh.gather({head: argv}, timeout=START_LIMIT + 10 * len(self.names))[head]
@@ -235,10 +236,14 @@ class Communication:
             raise InfraError(f"{head}: links: measured {len(ring)} links of {len(self.names)}; run `make doctor`")
         return [{**row, "gbps": row["gbps"] * self.scale} for row in ring]
 
+    def addresses(self) -> list[str]:
+        """NODE=ADDRESS on this fabric: a node's name stands for its address on the active one."""
+        return [f"{name}={self.contract.nodes[name].fabric_addresses[self.fabric]}" for name in self.names]
+
     def topology(self) -> list[dict[str, Any]]:
         """The topology of every node, with its neighbour in the ring."""
         self.progress.now("cases", "reading the topology")
-        words = ["python3", worker_files.folder(), "topology", self.contract.fabrics[self.fabric].interface]
+        words = ["python3", worker_files.folder(), "topology", self.contract.fabrics[self.fabric].subnet]
         argvs = {name: ssh.as_training_account(self.contract, name, words) for name in self.names}
         rows = []
         for (name, done), to in zip(ssh.gather(argvs).items(), [*self.names[1:], self.names[0]], strict=True):

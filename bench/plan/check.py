@@ -24,6 +24,9 @@ def check(plan: Plan, cluster: Contract | None, available: int) -> None:
         for fabric in plan.fabrics:
             if fabric not in known:
                 raise UserError(f"plan.fabrics: unknown fabric {fabric!r}; choose from {', '.join(known)}")
+        efa = [name for name in plan.fabrics if name in cluster.fabrics and cluster.fabrics[name].transport == "efa"]
+        if efa:
+            check_efa(plan, efa[0])
         shaped = cluster.fabrics[cluster.active_fabric].shaped
         for name in ("slowdown", "links"):
             if getattr(plan, name) and not shaped:
@@ -74,3 +77,13 @@ def check(plan: Plan, cluster: Contract | None, available: int) -> None:
             raise UserError("plan.compressions: 1bit does not run on GPUs; remove it, or use emulated:<profile> or cpu")
     elif plan.device != "cpu":
         raise UserError(f"plan.device: unknown device {plan.device!r}; choose cuda, cpu or emulated:<profile>")
+
+
+def check_efa(plan: Plan, fabric: str) -> None:
+    """EFA has no sockets: only NCCL's plugin and OpenMPI's libfabric send over it."""
+    sockets = {"horovod-gloo", "ps"} if plan.device == "cuda" else {"horovod-gloo", "ddp", "ps"}
+    if wrong := [engine for engine in plan.engines if engine in sockets]:
+        fix = "use horovod" if plan.device != "cuda" else "use horovod or ddp"
+        raise UserError(f"plan.engines: {wrong[0]} sends over sockets, which {fabric} with transport efa lacks; {fix}")
+    if plan.container:
+        raise UserError(f"plan.container: {fabric} has transport efa, which containers do not get; remove it")

@@ -60,7 +60,7 @@ def tuning_of(cluster: Contract | None, fabric: str, tuned: Tuned) -> Tuning:
     if not cluster:
         return Tuning()
     name = fabric if fabric in cluster.fabrics else cluster.active_fabric
-    return tuning.choose(tuned, name, cluster.fabrics[name])
+    return tuning.choose(tuned, name, cluster.fabrics[name], cluster.provider)
 
 
 def points(plan: Plan, cluster: Contract | None, tuned: Tuned = MappingProxyType({})) -> Iterator[PointGroup]:

@@ -35,7 +35,7 @@ class Attempt:
         self.launch_s = 0.0
         self.reported: str | None = None
         transport = group.points[0].transport
-        self.nccl = nccl_log.Log(transport, launch.interface) if launch.cuda else None
+        self.nccl = nccl_log.Log(transport, launch.interface, launch.subnet) if launch.cuda else None
 
     def run(self) -> None:
         begin = time.monotonic()

@@ -18,7 +18,7 @@ from bench.plan.schema import Plan
 from bench.report import command as report
 from bench.results import dimensions
 from bench.results.trial import Point
-from bench.sweep import evidence, executors, monitoring, publish, run_folder, summary
+from bench.sweep import efa, evidence, executors, monitoring, publish, run_folder, summary
 from bench.sweep.progress import console, lines_on_stderr
 from bench.sweep.runner import Sweep
 from cluster import lifecycle, tuning
@@ -87,6 +87,7 @@ def measure(args: argparse.Namespace, state: State) -> int:
     contract = executor.contract
     if args.timeline and isinstance(executor, executors.GpulabExecutor):
         raise UserError("--timeline: not available on GPULab; remove it")
+    efa.require(contract, plan.fabrics, contract.compute[: max(plan.nodes)], plan.device == "cuda")
     name = args.run or name + executor.suffix
     if args.fresh:
         name += datetime.now(UTC).strftime("-%Y%m%d-%H%M%S")

@@ -130,7 +130,7 @@ class GpulabExecutor:
             known = ", ".join(GPULAB_ENGINES)
             raise UserError(f"plan.engines: {launch.engine} needs SSH between nodes, which GPULab lacks; use {known}")
         # Each job finds its own interface.
-        environment = {k: v for k, v in launch.environment.items() if not k.endswith(("IFACE", "IFNAME"))}
+        environment = {k: v for k, v in launch.environment.items() if not k.endswith(("IFACE", "IFNAME", "FABRIC"))}
         request = {
             "settings": self.provider.section.model_dump(),
             "state_dir": str(self.state.dir),

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from bench.sweep import nccl_log
+from bench.sweep import fabric_settings, nccl_log
+from bench.worker import fabric
 from cluster import tuning
 from cluster.core import worker_files
 from cluster.core.config import layout
+from cluster.core.contract import TransportName
 from cluster.tuning import Tuning
 
 PYTHON = f"{layout()['venv']}/bin/python"
@@ -35,8 +37,9 @@ class Launch:
     hosts: tuple[str, ...]
     slots: int
     subnet: str
-    interface: str
+    interface: str  # on the head
     spec: SpecFile = SpecFile("", "")
+    transport: TransportName = "tcp"
     program: str = "trials"
     # A user's program instead of the worker, with the settings of the real cluster instead of the scale model's.
     words: tuple[str, ...] = ()
@@ -88,6 +91,8 @@ class Launch:
             "HOROVOD_CYCLE_TIME": f"{self.settings.cycle_ms * self.slowdown:g}",
             "HOROVOD_GLOO_IFACE": self.interface,
             "GLOO_SOCKET_IFNAME": self.interface,
+            # The worker replaces the names by those of its own node.
+            fabric.VARIABLE: f"{self.transport} {self.subnet}",
         }
         if not self.words:
             values["OMP_NUM_THREADS"] = "1"
@@ -96,11 +101,9 @@ class Launch:
         if self.cuda:
             # A trial proves from this output which interface and algorithm NCCL used.
             values |= {} if self.words else {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": nccl_log.SUBSYSTEMS}
-            values |= {
-                "NCCL_SOCKET_IFNAME": self.interface,
-                "NCCL_SOCKET_NTHREADS": str(self.settings.nccl_threads),
-                "NCCL_NSOCKS_PERTHREAD": str(self.settings.nccl_sockets),
-            }
+            # Without =, eth1 would also match eth10.
+            values["NCCL_SOCKET_IFNAME"] = f"={self.interface}"
+            values |= fabric_settings.nccl(self.transport, self.settings)
         return values
 
 
@@ -112,10 +115,10 @@ def mpirun(launch: Launch) -> list[str]:
     # On GPUs NCCL sends the gradients. MPI's messages are then small, and its own choice of algorithms is best.
     settings = launch.settings.model_copy(update={"algorithm": "default"}) if launch.cuda else launch.settings
     pinned = launch.program == "trials" and not launch.cuda
-    parameters = tuning.launch_mca(settings, launch.processes, pinned)
+    parameters = fabric_settings.mca(launch.transport, launch.subnet, launch.cuda)
+    parameters |= tuning.launch_mca(settings, launch.processes, pinned)
     return [
         *("mpirun", "-np", str(launch.processes), "-H", launch.host_list, "-bind-to", "none", "-map-by", "slot"),
-        *("-mca", "btl_tcp_if_include", launch.subnet, "-mca", "oob_tcp_if_include", launch.subnet),
         *(word for name, value in parameters.items() for word in ("-mca", name, value)),
         *exports(values),
         *launch.command,

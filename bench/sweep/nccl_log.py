@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from dataclasses import dataclass, field
 
@@ -13,7 +14,7 @@ SENDS = re.compile(LINE + r".*\[send\] via NET/([^/]+)/")
 # host:1:2 [0] NCCL INFO NET/Socket : Using [0]eth0:10.0.0.1<0> [1]eth1:10.0.1.1<0>
 # host:1:2 [0] NCCL INFO NET/IB : Using [0]mlx5_0:1/IB [1]mlx5_2:1/RoCE [RO]; OOB ib0:10.0.0.1<0>
 USING = re.compile(LINE + r"NET/(Socket|IB)\w* ?: Using (.*)")
-INTERFACE = re.compile(r"\[\d+\]([^:\s]+):")
+INTERFACE = re.compile(r"\[\d+\]([^:\s]+):([0-9.]*)")
 PORT = re.compile(r"([\w-]+):(\d+)/(?:IB|RoCE)")
 # Up to 2.23: "1024 Bytes -> Algo 1 proto 2 time 34.6". Later: "AllReduce: 1024 Bytes -> Algo RING proto SIMPLE ...".
 CHOICE = re.compile(r"NCCL INFO (?:AllReduce: )?(\d+) Bytes -> Algo (\w+) proto")
@@ -42,8 +43,9 @@ class Log:
 
     transport: str
     interface: str
+    subnet: str
     sends: dict[str, set[str]] = field(default_factory=dict)
-    sockets: dict[str, set[str]] = field(default_factory=dict)
+    sockets: dict[str, dict[str, str]] = field(default_factory=dict)
     ports: dict[str, set[str]] = field(default_factory=dict)
     algorithm_bytes: dict[str, int] = field(default_factory=dict)
 
@@ -51,7 +53,7 @@ class Log:
         if match := SENDS.search(line):
             self.sends.setdefault(match[1], set()).add(match[2])
         elif (match := USING.search(line)) and match[2] == "Socket":
-            self.sockets.setdefault(match[1], set()).update(INTERFACE.findall(match[3]))
+            self.sockets.setdefault(match[1], {}).update(INTERFACE.findall(match[3]))
         elif match:
             used = match[3].partition("; OOB")[0]
             self.ports.setdefault(match[1], set()).update(":".join(port) for port in PORT.findall(used))
@@ -70,12 +72,19 @@ class Log:
     def rails(self) -> dict[str, set[str]]:
         """Host -> interfaces or RDMA ports that NCCL sends on."""
         found = self.sockets if self.transport == "tcp" else self.ports if self.transport == "verbs" else {}
-        return {host.partition(".")[0]: names for host, names in found.items() if host in self.sends}
+        return {host.partition(".")[0]: set(names) for host, names in found.items() if host in self.sends}
 
     def shares(self, otherwise: str) -> dict[str, float]:
         """Algorithm -> share of the bytes. NCCL's log names none if another library sent the gradients."""
         total = sum(self.algorithm_bytes.values())
         return {name: size / total for name, size in self.algorithm_bytes.items()} if total else {otherwise: 1.0}
+
+    def on_fabric(self, name: str, address: str) -> bool:
+        """By its address: the card has other names on other hosts. GPULab's jobs share no subnet, only a name."""
+        subnet = ipaddress.ip_network(self.subnet)
+        if subnet.prefixlen == 0:
+            return name == self.interface
+        return address != "" and ipaddress.ip_address(address) in subnet
 
     def problem(self) -> str | None:
         """One line on the first host whose NCCL did not use the fabric; None if all did."""
@@ -84,7 +93,7 @@ class Log:
             for network in sorted(networks):
                 if wanted not in network:
                     return f"NCCL sent over NET/{network} on {host}, not over {self.transport} on {self.interface}"
-            used = self.sockets.get(host, set())
-            if self.transport == "tcp" and used and self.interface not in used:
+            used = self.sockets.get(host, {})
+            if self.transport == "tcp" and used and not any(self.on_fabric(*card) for card in used.items()):
                 return f"NCCL sent over {', '.join(sorted(used))} on {host}, not over {self.interface}"
         return None

@@ -113,14 +113,17 @@ class Sweep:
         Attempt(self, group, launch, log, started).run()
 
     def launch(self, group: PointGroup, file: SpecFile, scaling: spec.Scaling) -> Launch:
-        fabric = self.contract.fabrics.get(group.fabric) or self.contract.fabrics[self.contract.active_fabric]
+        # A link of the plan is shaped on the active fabric.
+        name = group.fabric if group.fabric in self.contract.fabrics else self.contract.active_fabric
+        fabric = self.contract.fabrics[name]
         return Launch(
             run=f"{int(time.time() * 1000):x}",
             engine=group.engine,
             hosts=tuple(self.names[: group.nodes]),
             slots=group.points[0].gpus_per_node,
             subnet=fabric.subnet,
-            interface=fabric.interface,
+            interface=self.contract.interface(self.contract.head, name),
+            transport=fabric.transport,
             spec=file,
             settings=unfold.tuning_of(self.contract, group.fabric, self.tuned),
             scale=scaling.scale,

@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 from bench.catalogue import models
 from bench.results.trial import Point, Traffic
 from bench.sweep import nccl_log
+from bench.worker.counters import below
 from bench.worker.protocol import RankReport, TrialDone, one_bit_bytes
 from cluster import tuning
 from cluster.tuning import Tuning
@@ -89,17 +90,6 @@ def served_bytes(point: Point, ranks: list[RankReport]) -> float:
     return float(sent / len(ranks[0].steps) / point.nodes)
 
 
-def below(names: set[str], parts: dict[str, list[str]]) -> set[str]:
-    """These names and everything that they consist of."""
-    found: set[str] = set()
-    pending = list(names)
-    while pending:
-        if (name := pending.pop()) not in found:
-            found.add(name)
-            pending += parts.get(name, [])
-    return found
-
-
 def counted(point: Point, rank: RankReport, interface: str, rails: set[str]) -> set[str]:
     """The counters of a node whose sum is the fabric's traffic.
 
@@ -126,8 +116,9 @@ class Counters:
             if rank.local_rank != 0 or rank.node in self.fabric:
                 continue
             rails = nccl.rails.get(rank.node.partition(".")[0], set()) if nccl else set()
-            names = counted(point, rank, interface, rails)
-            related = below({interface, *names, *rails}, rank.parts)
+            own = rank.interface or interface
+            names = counted(point, rank, own, rails)
+            related = below({own, *names, *rails}, rank.parts)
             self.fabric[rank.node] = sum(rank.sent.get(name, 0.0) for name in names)
             self.other[rank.node] = {nic: sent for nic, sent in rank.sent.items() if nic not in related | names}
 

@@ -232,7 +232,7 @@ def tune(args: argparse.Namespace, state: State, contract: Contract) -> int:
         raise UserError("tune: needs at least 2 nodes; run `make scale NODES=4`")
     plan = Plan(nodes=[count], batches=[args.batch], fabrics=[fabric], models=[args.model], device=args.device)
     check.check(plan, contract, count)
-    before = tuning.choose(tuning.load(args.env), fabric, contract.fabrics[fabric])
+    before = tuning.choose(tuning.load(args.env), fabric, contract.fabrics[fabric], contract.provider)
     progress = Progress(args.env, stderr=args.json)
 
     def now(text: str) -> None:

@@ -37,6 +37,17 @@ def parts(classes: Path = Path("/sys/class")) -> dict[str, list[str]]:
     return {name: names for name, names in found.items() if names}
 
 
+def below(names: set[str], parts: dict[str, list[str]]) -> set[str]:
+    """These names and everything that they consist of."""
+    found: set[str] = set()
+    pending = list(names)
+    while pending:
+        if (name := pending.pop()) not in found:
+            found.add(name)
+            pending += parts.get(name, [])
+    return found
+
+
 def interface_of(port: Path) -> str:
     """The network interface of an RDMA port, or the port's own name if it has no interface."""
     device = port.parents[1]

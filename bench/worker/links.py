@@ -1,6 +1,8 @@
 """Measure goodput between ring neighbours with iperf3, one pair at a time. Runs on the head as the training account.
 
-    links SECONDS NODE NODE ...
+    links SECONDS NODE=ADDRESS NODE=ADDRESS ...
+
+ADDRESS is the node's on the fabric to measure; SSH may use another one.
 
 Prints a JSON list of {node, to, gbps}. Standard library only.
 """
@@ -32,12 +34,15 @@ def reason(out: str, err: str) -> str:
 
 
 def main() -> None:
-    seconds, nodes = sys.argv[1], sys.argv[2:]
+    seconds, addresses = sys.argv[1], dict(word.split("=") for word in sys.argv[2:])
+    nodes = list(addresses)
     rows = []
     for i, (sender, receiver) in enumerate(zip(nodes, [*nodes[1:], nodes[0]], strict=True)):
         run_on(receiver, "iperf3", "-s", "-1", "-D", "-p", str(PORT + i))
         time.sleep(0.2)
-        report = json.loads(run_on(sender, "iperf3", "-c", receiver, "-p", str(PORT + i), "-t", seconds, "-J"))
+        report = json.loads(
+            run_on(sender, "iperf3", "-c", addresses[receiver], "-p", str(PORT + i), "-t", seconds, "-J")
+        )
         gbps = report["end"]["sum_received"]["bits_per_second"] / 1e9
         rows.append({"node": sender, "to": receiver, "gbps": gbps})
     print(json.dumps(rows))

@@ -124,6 +124,7 @@ class RankReport:
     input: InputReport | None = None
     parts: dict[str, list[str]] = field(default_factory=dict)  # interface or RDMA port -> interfaces it consists of
     clocks_mhz: list[float] = field(default_factory=list)  # of the GPU before and after the measured steps
+    interface: str = ""  # of the fabric on this node, if the launch named a fabric
     not_finite: int | None = None  # first step, counted from 1 in the warm-up, whose loss is NaN or infinite
 
 

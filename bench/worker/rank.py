@@ -11,7 +11,7 @@ from typing import NoReturn
 
 import torch
 
-from bench.worker import accelerator, engines, gpu_info
+from bench.worker import accelerator, engines, fabric, gpu_info
 from bench.worker.accelerator import Accelerator
 from bench.worker.engines import Engine
 from bench.worker.protocol import Failed, Finished, LaunchSpec, Spec, Started, TrialSpec, emit, read_spec
@@ -36,6 +36,7 @@ def start(launch: LaunchSpec) -> tuple[Accelerator, Engine]:
 
     The engine's threads, and those of the loader later, stay on the cores of this one.
     """
+    fabric.use()
     device = accelerator.make(launch.cuda, local_rank())
     gpu_info.bind(device.gpu)
     return device, engines.make(launch.engine, launch.cuda)

@@ -7,7 +7,7 @@ import socket
 import sys
 from pathlib import Path
 
-from bench.worker import run_agent
+from bench.worker import fabric, run_agent
 
 # What each launcher calls rank, size, rank and ranks on the node. torchrun is first: mpirun starts it.
 NAMES = {
@@ -57,6 +57,7 @@ def main() -> None:
     folder, point = Path(sys.argv[1]), sys.argv[2]
     # A launcher ends ranks by a signal; the connection closes with this process, and the agent ends the rank.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    fabric.use()
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(str(run_agent.runtime(folder.name) / "socket"))
         connection.sendall(json.dumps(request(folder, point, dict(os.environ))).encode() + b"\n")

@@ -1,6 +1,6 @@
 """Print the topology of this node: cores, NUMA nodes, the network card and the GPUs. Standard library only.
 
-    topology INTERFACE
+    topology SUBNET
 
 Prints one JSON object. Traffic between a process and a network card on different NUMA nodes is slower.
 """
@@ -13,6 +13,8 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+
+from bench.worker import fabric
 
 SYS = Path("/sys")
 
@@ -76,4 +78,4 @@ def gpus() -> list[dict[str, Any]]:
 def main() -> None:
     numa_nodes = len(list((SYS / "devices/system/node").glob("node[0-9]*"))) or 1
     node = {"node": socket.gethostname(), "cores": len(os.sched_getaffinity(0)), "numa_nodes": numa_nodes}
-    print(json.dumps({**node, "card": card(sys.argv[1]), "gpus": gpus()}))
+    print(json.dumps({**node, "card": card(fabric.interface(sys.argv[1], fabric.addresses())), "gpus": gpus()}))

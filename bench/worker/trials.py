@@ -4,7 +4,7 @@ import socket
 import statistics
 import time
 
-from bench.worker import compression, counters, devices, feed, gpu_info, pacing, rank, step_statistics
+from bench.worker import compression, counters, devices, fabric, feed, gpu_info, pacing, rank, step_statistics
 from bench.worker.accelerator import Accelerator
 from bench.worker.engines import Engine
 from bench.worker.protocol import LaunchSpec, Progress, RankReport, Spec, Step, TrialDone, TrialSpec, WarmUp, emit
@@ -67,6 +67,7 @@ def run_trial(engine: Engine, accelerator: Accelerator, trial: TrialSpec, spec: 
             sent=sent,
             input=source.report(),
             parts=counters.parts(),
+            interface=fabric.of_launch(),
             clocks_mhz=[clock for clock in clocks if clock is not None],
             not_finite=step_statistics.first_not_finite(device.losses),
         )

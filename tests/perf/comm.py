@@ -87,7 +87,7 @@ def large(contract: Contract, goals: Goals) -> None:
     for column in ("fabric", "nodes", "iperf3", "tuned", "share", "93%", "defaults", "ratio", "goal", "max", "met"):
         table.add_column(column)
     for fabric in FABRICS:
-        chosen = tuning.choose({}, fabric, contract.fabrics[fabric])
+        chosen = tuning.choose({}, fabric, contract.fabrics[fabric], contract.provider)
         for nodes, multiple in NODES.items():
             work = Communication(contract, fabric, nodes, Progress())
             try:
@@ -122,7 +122,7 @@ def small(contract: Contract, goals: Goals) -> None:
     for column in ("fabric", "bytes", "tuned", "defaults", "tuned / defaults", "met"):
         table.add_column(column)
     for fabric in FABRICS:
-        chosen = tuning.choose({}, fabric, contract.fabrics[fabric])
+        chosen = tuning.choose({}, fabric, contract.fabrics[fabric], contract.provider)
         work = Communication(contract, fabric, 4, Progress(), factor=1.0)
         cases = [Case("all_reduce", size) for size in SMALL]
         times: dict[str, dict[str, list[float]]] = {"tuned": {}, "defaults": {}}
@@ -145,7 +145,7 @@ def small(contract: Contract, goals: Goals) -> None:
 
 def step(contract: Contract, goals: Goals) -> None:
     plan = Plan(nodes=[4], batches=[64], fabrics=["1g"], models=["resnet50"], device="emulated:p100")
-    chosen = tuning.choose({}, "1g", contract.fabrics["1g"])
+    chosen = tuning.choose({}, "1g", contract.fabrics["1g"], contract.provider)
     measure = Steps(contract, plan, Progress())
     variants = {
         "tuned": chosen,

@@ -43,7 +43,7 @@ def cluster(*gpus: int, provider: str = "baremetal", shaped: bool = False) -> co
 def test_auto_means_all_nodes_that_compute_and_the_gpus_that_each_of_them_has(gpus, nodes, per_node, device):
     plan = fit.load("auto", there := cluster(*gpus))
     assert (plan.nodes, plan.gpus_per_node, plan.device) == (nodes, per_node, device)
-    assert plan.fabrics == [there.active_fabric]
+    assert plan.fabrics == list(there.fabrics)
     check.check(plan, there, len(there.compute))
 
 

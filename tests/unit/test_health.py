@@ -53,7 +53,7 @@ def test_proof_starts_ranks_as_a_sweep_does(monkeypatch: pytest.MonkeyPatch, eng
     monkeypatch.setattr(health.tuning, "load", lambda env: {"1g": settings})
     names = ["head", "w1", "w2"][:count]
     fabric = Fabric(interface="fabric0", subnet="10.9.1.0/24", rate_gbps=1, transport="tcp", shaped=True)
-    contract = SimpleNamespace(active_fabric="1g", fabrics={"1g": fabric})
+    contract = SimpleNamespace(active_fabric="1g", fabrics={"1g": fabric}, provider="local")
     spec = launch.SpecFile("/spec", "0")
     sweep = launch.argv(
         launch.Launch("x", engine, tuple(names), 1, fabric.subnet, fabric.interface, spec, settings=settings)

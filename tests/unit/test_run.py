@@ -96,7 +96,7 @@ def test_print_gives_the_talks_mpirun_line(folder: Path, count: int, gpus: int, 
     (line,) = request.printed(make(folder, cluster, "--", "python", "train.py"), cluster, {})
     assert line.startswith(f"mpirun -np {count * gpus} -H {hosts}")
     assert "-bind-to none -map-by slot" in line
-    assert "-x NCCL_SOCKET_IFNAME=eth1" in line
+    assert "-x NCCL_SOCKET_IFNAME==eth1" in line
     assert line.endswith(" python train.py")
     assert "OMP_NUM_THREADS" not in line
 

@@ -35,7 +35,8 @@ def machine(tmp_path, monkeypatch):
 
 
 def test_card_and_gpu_are_found_with_their_numa_nodes(machine, monkeypatch, capsys):
-    monkeypatch.setattr(topology.sys, "argv", ["topology", "eth1"])
+    monkeypatch.setattr(topology.sys, "argv", ["topology", "10.9.1.0/24"])
+    monkeypatch.setattr(topology.fabric, "addresses", lambda: [("eth0", "10.9.0.11"), ("eth1", "10.9.1.11")])
     topology.main()
     found = json.loads(capsys.readouterr().out)
     assert found["numa_nodes"] == 2

@@ -68,8 +68,8 @@ def test_parts_are_the_interfaces_below_and_the_interface_of_a_port(classes):
     assert counters.parts(classes) == {"bond0": ["eth0", "eth1"], "bond0.7": ["bond0"], "mlx5_0:1": ["ib0"]}
 
 
-def parsed(transport: str, interface: str, *lines: str) -> nccl_log.Log:
-    log = nccl_log.Log(transport, interface)
+def parsed(transport: str, interface: str, *lines: str, subnet: str = "10.9.1.0/24") -> nccl_log.Log:
+    log = nccl_log.Log(transport, interface, subnet)
     for line in lines:
         log.read(line + "\n")
     return log
@@ -100,7 +100,9 @@ def test_nccl_fallback_to_sockets_is_reported_with_the_host():
 
 def test_nccl_on_another_interface_is_reported():
     assert "eth0, eth1 on head, not over fabric0" in parsed("tcp", "fabric0", *SOCKET).problem()
-    assert parsed("tcp", "eth1", *SOCKET).problem() is None
+    # The card of the fabric is found by its address: its name is another one on another node.
+    assert parsed("tcp", "fabric0", *SOCKET, subnet="10.9.2.0/24").problem() is None
+    assert parsed("tcp", "eth1", *SOCKET).problem() is not None
 
 
 @pytest.mark.parametrize(("lines", "status"), [(IB, "ok"), (SOCKET, "failed")])

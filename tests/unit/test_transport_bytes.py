@@ -7,6 +7,7 @@ import pytest
 from test_sweep import point_of, report
 
 from bench.sweep import nccl_log, transport
+from bench.worker import counters
 from bench.worker.protocol import TrialDone
 from cluster import tuning
 
@@ -67,8 +68,23 @@ TWICE = {"eth0": 0.6, "eth1": 0.4, "bond0": 1.0, "bond0.7": 1.0, "br0": 1.0}
 
 @pytest.mark.parametrize("fabric", ["bond0", "bond0.7", "br0"])
 def test_bond_vlan_and_bridge_are_counted_once(fabric):
-    sent = {name: part for name, part in TWICE.items() if name in transport.below({fabric}, BOND)}
+    sent = {name: part for name, part in TWICE.items() if name in counters.below({fabric}, BOND)}
     assert counted(sent, BOND, fabric=fabric) is None
+
+
+def test_each_node_counts_its_own_card_of_the_fabric():
+    point, main = report(["head", "w1"])
+    expected = next(iter(main.ranks[0].sent.values()))
+    cards = {"head": "ens1", "w1": "ens2"}
+
+    def error(sent: str) -> str | None:
+        """Of a trial in which w1 sent over this card; ens1 is the other network there."""
+        found = {"head": {"ens1": expected, "ens2": 0.0}, "w1": {"ens1": 0.0, "ens2": 0.0, sent: expected}}
+        ranks = [replace(rank, sent=found[rank.node], interface=cards[rank.node]) for rank in main.ranks]
+        return transport.proof(point, replace(main, ranks=ranks), None, "ens1")[1]
+
+    assert error("ens2") is None
+    assert "ens1 on w1" in error("ens1")
 
 
 def test_vlan_beside_the_fabrics_vlan_fails_the_proof():
@@ -87,8 +103,8 @@ def test_efa_is_proved_by_its_own_counters():
     assert "ens5" in counted({"efa:rdmap0s6": 0.0, "ens5": 1.0}, {}, "efa", "ens5")
 
 
-def read(name: str, transport: str, interface: str) -> nccl_log.Log:
-    log = nccl_log.Log(transport, interface)
+def read(name: str, transport: str, interface: str, subnet: str = "10.9.1.0/24") -> nccl_log.Log:
+    log = nccl_log.Log(transport, interface, subnet)
     for line in (LOGS / name).read_text().splitlines(keepends=True):
         log.read(line)
     return log
@@ -99,7 +115,7 @@ def test_log_of_a_ring_over_one_socket_interface():
     assert log.problem() is None
     assert log.shares("unknown") == {"ring": 1.0}
     assert log.rails == {"head": {"eth1"}, "w1": {"eth1"}}
-    assert "not over eth0" in read("ring.log", "tcp", "eth0").problem()
+    assert "not over eth0" in read("ring.log", "tcp", "eth0", "10.9.0.0/24").problem()
 
 
 def test_log_of_trees_and_rings_gives_each_its_share_of_the_bytes():
