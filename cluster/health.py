@@ -25,9 +25,11 @@ LOOK = (
 # A rate is set in whole kbit/s.
 RATE_TOLERANCE = 0.01
 # What a rank of training does first: import torch and Horovod, start it, and add up over all ranks. It ends at once:
-# Gloo's threads can abort an ordinary exit.
+# Gloo's threads can abort an ordinary exit. The launcher names the head's card, horovod.env the node's own.
 RANK = (
-    "import os, torch, horovod.torch as hvd; hvd.init(); "
+    "import os; lines = open('/etc/horovod-cluster/horovod.env').read().split(); "
+    "os.environ.update(line.split('=', 1) for line in lines); "
+    "import torch, horovod.torch as hvd; hvd.init(); "
     "total = hvd.allreduce(torch.ones(1), op=hvd.Sum, name='proof').item(); "
     "print('ranks', hvd.size(), 'sum', int(total), flush=True); hvd.shutdown(); os._exit(0)"
 )
@@ -106,8 +108,8 @@ def launch(env: str, contract: Contract, names: list[str]) -> list[str]:
     rank = [f"{VENV}/bin/python", "-c", RANK]
     chosen = tuning.choose(tuning.load(env), contract.active_fabric, fabric, contract.provider)
     if len(names) > 1 and chosen.engine == "horovod-gloo":
-        interface = ["--network-interfaces", fabric.interface]
-        variables = [f"HOROVOD_GLOO_IFACE={fabric.interface}", "OMP_NUM_THREADS=1"]
+        card = contract.interface(names[0])
+        interface, variables = ["--network-interfaces", card], [f"HOROVOD_GLOO_IFACE={card}", "OMP_NUM_THREADS=1"]
         return ["env", *variables, "/usr/local/bin/horovodrun", "--gloo", *hosts, *interface, *rank]
     tcp = [word for name in ("btl_tcp_if_include", "oob_tcp_if_include") for word in ("-mca", name, fabric.subnet)]
     return ["mpirun", *hosts, "-bind-to", "none", *tcp, "-x", "OMP_NUM_THREADS=1", *rank]

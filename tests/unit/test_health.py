@@ -53,7 +53,8 @@ def test_proof_starts_ranks_as_a_sweep_does(monkeypatch: pytest.MonkeyPatch, eng
     monkeypatch.setattr(health.tuning, "load", lambda env: {"1g": settings})
     names = ["head", "w1", "w2"][:count]
     fabric = Fabric(interface="fabric0", subnet="10.9.1.0/24", rate_gbps=1, transport="tcp", shaped=True)
-    contract = SimpleNamespace(active_fabric="1g", fabrics={"1g": fabric}, provider="local")
+    fabrics = {"active_fabric": "1g", "fabrics": {"1g": fabric}, "interface": lambda node: "fabric0"}
+    contract = SimpleNamespace(**fabrics, provider="local")
     spec = launch.SpecFile("/spec", "0")
     sweep = launch.argv(
         launch.Launch("x", engine, tuple(names), 1, fabric.subnet, fabric.interface, spec, settings=settings)
@@ -72,6 +73,6 @@ def test_proof_starts_ranks_as_a_sweep_does(monkeypatch: pytest.MonkeyPatch, eng
 def test_commands_never_use_a_connection_that_is_open_already() -> None:
     """Ansible's connections outlive the key that opened them."""
     node = SimpleNamespace(management_address="10.9.0.10")
-    keys = SimpleNamespace(user="ops", key="/key", known_hosts="/known", jump_host=None)
+    keys = SimpleNamespace(user="ops", key="/key", known_hosts="/known", jump_host=None, port=22)
     words = ssh.argv(SimpleNamespace(ssh=keys, nodes={"w1": node}), "w1", "true")
     assert "ControlPath=none" in words
