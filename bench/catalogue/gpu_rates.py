@@ -10,7 +10,7 @@ from importlib import resources
 from bench.catalogue import models
 from cluster.core.errors import UserError
 
-# All published rates are for this network. Other networks are scaled from it.
+# CNNs without a published rate of their own are scaled from this network.
 REFERENCE_MODEL = "resnet50"
 
 # Other names for GPUs of the table.
@@ -39,10 +39,11 @@ class Rate:
 
 @dataclass(frozen=True)
 class Profile:
-    """An accelerator: its published rates by precision, ordered by batch."""
+    """An accelerator: its published rates of one network by precision, ordered by batch."""
 
     name: str
     rates: dict[str, tuple[Rate, ...]]
+    source_model: str = REFERENCE_MODEL
 
     @property
     def default_precision(self) -> str:
@@ -56,28 +57,48 @@ def published(name: str) -> tuple[dict[str, str], ...]:
     return tuple(csv.DictReader(text.splitlines()))
 
 
-def _profiles() -> dict[str, Profile]:
-    found: dict[str, dict[str, list[Rate]]] = {}
+# GPU, network and length of a sequence (0: images).
+_Key = tuple[str, str, int]
+
+
+def _profiles() -> dict[_Key, Profile]:
+    found: dict[_Key, dict[str, list[Rate]]] = {}
     for row in published("single-gpu"):
         rate = Rate(int(row["batch"]), float(row["images_per_second"]), row["source"])
-        found.setdefault(row["gpu"], {}).setdefault(row["precision"], []).append(rate)
+        key = row["gpu"], row["model"], int(row["seq_len"] or 0)
+        found.setdefault(key, {}).setdefault(row["precision"], []).append(rate)
     return {
-        gpu: Profile(gpu, {name: tuple(sorted(rates, key=lambda rate: rate.batch)) for name, rates in by.items()})
-        for gpu, by in found.items()
+        key: Profile(
+            key[0], {name: tuple(sorted(rates, key=lambda rate: rate.batch)) for name, rates in by.items()}, key[1]
+        )
+        for key, by in found.items()
     }
 
 
-PROFILES = _profiles()
+_BY_NETWORK = _profiles()
+PROFILES = {gpu: profile for (gpu, model, _), profile in _BY_NETWORK.items() if model == REFERENCE_MODEL}
+
+
+def canonical(name: str) -> str:
+    """The name in the tables: lower case, without an alias."""
+    return ALIASES.get(name.lower(), name.lower())
 
 
 def get(name: str) -> Profile:
-    found = PROFILES.get(ALIASES.get(name, name))
+    found = PROFILES.get(canonical(name))
     if found is None:
         raise UserError(f"gpu: {name!r} is not known, use one of {', '.join((*PROFILES, *ALIASES))}")
     return found
 
 
-def compute_ms(profile: str, model: str, batch: int, precision: str | None = None) -> tuple[float, str]:
+def own_rates(gpu: str, network: models.Model) -> Profile | None:
+    """Published rates of this very network on this GPU."""
+    return _BY_NETWORK.get((canonical(gpu), network.name, network.tokens))
+
+
+def compute_ms(
+    profile: str, model: str, batch: int, precision: str | None = None, seq_len: int | None = None
+) -> tuple[float, str]:
     """Milliseconds of forward plus backward of one step, and the source of the figure.
 
     The default precision is fp32, if it was published for the GPU.
@@ -85,14 +106,20 @@ def compute_ms(profile: str, model: str, batch: int, precision: str | None = Non
     if batch < 1:
         raise UserError(f"batch: {batch} must be at least 1")
     device = get(profile)
-    network = models.get(model)
+    network = models.get(model, seq_len)
+    own = own_rates(profile, network)
+    if own is None and not network.follows_macs:
+        what = f"{model} at sequence length {network.tokens}" if network.tokens else model
+        raise UserError(f"gpu: no rate of {what} is published for {device.name}; measure one GPU, give --single-rate")
+    device = own or device
     wanted = precision or device.default_precision
     used = _published_precision(device, wanted)
     step, how = _at_batch(device.rates[used], batch)
-    source = f"{device.name} {used} {REFERENCE_MODEL}, {how}"
+    length = f" (sequence length {network.tokens})" if network.tokens else ""
+    source = f"{device.name} {used} {device.source_model}{length}, {how}"
     if used != wanted:
         source += f"; {wanted} was not published, {used} is used instead"
-    if network.name != REFERENCE_MODEL:
+    if network.name != device.source_model:
         factor, by = step_ratio(network.name)
         step *= factor
         source += f"; scaled by {by} to {model} (x{factor:.2f})"

@@ -9,34 +9,28 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from math import prod
 
+from bench.catalogue import mobile, transformers
+from bench.catalogue.layers import Builder, Layer, Shape
+from bench.worker.model_sizes import TRANSFORMERS, VIT_B16, VIT_PATCH
 from cluster.core.errors import UserError
-
-Shape = tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Layer:
-    """One layer that has parameters. `shapes` are in the order in which the framework registers them."""
-
-    name: str
-    shapes: tuple[Shape, ...]
-    macs: int
-
-    @property
-    def parameters(self) -> tuple[int, ...]:
-        """Number of elements of each parameter tensor, and so of each gradient."""
-        return tuple(prod(shape) for shape in self.shapes)
 
 
 @dataclass(frozen=True)
 class Model:
-    """A network; `layers` are in forward order."""
+    """A network; `layers` are in forward order. It reads images of `input_pixels` or sequences of `tokens`."""
 
     name: str
     input_pixels: int
     layers: tuple[Layer, ...]
+    tokens: int = 0
+    # Whether the time of a step follows the multiply-accumulates, as between common CNNs. Depthwise convolutions and
+    # transformers have another ratio, so a rate of ResNet-50 says nothing about them.
+    follows_macs: bool = True
+
+    @property
+    def unit(self) -> str:
+        return "sequences" if self.tokens else "images"
 
     @property
     def parameters(self) -> int:
@@ -69,40 +63,8 @@ class Model:
         return ready
 
 
-class _Builder:
-    """Appends layers and tracks the size of the activations: channels, height and width."""
-
-    def __init__(self, pixels: int) -> None:
-        self.size = (3, pixels, pixels)
-        self.layers: list[Layer] = []
-
-    def conv(
-        self, name: str, out: int, kernel: int | Shape, stride: int = 1, pad: int | None = None, bias: bool = False
-    ) -> None:
-        """Without `pad` it is half the kernel, which keeps height and width at stride 1."""
-        kernels = (kernel, kernel) if isinstance(kernel, int) else kernel
-        inputs, *before = self.size
-        height, width = (
-            (pixels + 2 * (side // 2 if pad is None else pad) - side) // stride + 1
-            for pixels, side in zip(before, kernels, strict=True)
-        )
-        weight: Shape = (out, inputs, *kernels)
-        self.layers.append(Layer(name, (weight, (out,)) if bias else (weight,), prod(weight) * height * width))
-        self.size = (out, height, width)
-
-    def norm(self, name: str) -> None:
-        self.layers.append(Layer(name, ((self.size[0],), (self.size[0],)), 0))
-
-    def linear(self, name: str, inputs: int, out: int) -> None:
-        self.layers.append(Layer(name, ((out, inputs), (out,)), inputs * out))
-
-    def pool(self, kernel: int, stride: int, pad: int = 0) -> None:
-        channels, height, width = self.size
-        self.size = (channels, (height + 2 * pad - kernel) // stride + 1, (width + 2 * pad - kernel) // stride + 1)
-
-
 def _resnet(*blocks_per_stage: int) -> tuple[Layer, ...]:
-    net = _Builder(224)
+    net = Builder(224)
     net.conv("conv1", 64, 7, stride=2)
     net.norm("bn1")
     net.pool(3, 2, 1)
@@ -127,7 +89,7 @@ def _resnet(*blocks_per_stage: int) -> tuple[Layer, ...]:
 
 
 def _vgg16() -> tuple[Layer, ...]:
-    net, index = _Builder(224), 0
+    net, index = Builder(224), 0
     for width, count in ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3)):
         for _ in range(count):
             net.conv(f"features.{index}", width, 3, bias=True)
@@ -141,7 +103,7 @@ def _vgg16() -> tuple[Layer, ...]:
 
 
 def _alexnet() -> tuple[Layer, ...]:
-    net = _Builder(224)
+    net = Builder(224)
     net.conv("features.0", 64, 11, stride=4, pad=2, bias=True)
     net.pool(3, 2)
     net.conv("features.3", 192, 5, bias=True)
@@ -164,7 +126,7 @@ _FORK = -1
 
 def _inceptionv3() -> tuple[Layer, ...]:
     """Without the auxiliary classifier, as the published parameter count has it."""
-    net = _Builder(299)
+    net = Builder(299)
 
     def unit(name: str, out: int, kernel: int | Shape, stride: int = 1, pad: int | None = None) -> None:
         net.conv(f"{name}.conv", out, kernel, stride, pad)
@@ -221,7 +183,7 @@ def _inceptionv3() -> tuple[Layer, ...]:
     return tuple(net.layers)
 
 
-_BUILDERS: dict[str, tuple[int, Callable[[], tuple[Layer, ...]]]] = {
+_CNNS: dict[str, tuple[int, Callable[[], tuple[Layer, ...]]]] = {
     "resnet50": (224, lambda: _resnet(3, 4, 6, 3)),
     "resnet101": (224, lambda: _resnet(3, 4, 23, 3)),
     "resnet152": (224, lambda: _resnet(3, 8, 36, 3)),
@@ -229,12 +191,32 @@ _BUILDERS: dict[str, tuple[int, Callable[[], tuple[Layer, ...]]]] = {
     "vgg16": (224, _vgg16),
     "alexnet": (224, _alexnet),
 }
-NAMES = tuple(_BUILDERS)
+# Their step time on a GPU must be measured or published for themselves.
+_OTHERS: dict[str, tuple[int, Callable[[], tuple[Layer, ...]]]] = {
+    "mobilenetv2": (224, mobile.mobilenetv2),
+    "efficientnet-b0": (224, lambda: mobile.efficientnet("efficientnet-b0")),
+    "efficientnet-b4": (380, lambda: mobile.efficientnet("efficientnet-b4")),
+    "vit-b16": (224, lambda: transformers.vit(VIT_B16, VIT_PATCH)),
+}
+# Default length of a sequence: that of the published benchmarks.
+SEQUENCE = {"bert-base": 128, "bert-large": 128, "gpt2": 1024, "gpt2-medium": 1024, "gpt2-498m": 1024}
+NAMES = (*_CNNS, *_OTHERS, *SEQUENCE)
 
 
 @cache
-def get(name: str) -> Model:
-    if name not in _BUILDERS:
+def get(name: str, seq_len: int | None = None) -> Model:
+    if name in SEQUENCE:
+        size, tokens = TRANSFORMERS[name], seq_len or SEQUENCE[name]
+        if tokens > size.positions:
+            raise UserError(f"--seq-len: {tokens} is too long, {name} knows {size.positions} positions")
+        build = transformers.bert if name.startswith("bert") else transformers.gpt2
+        return Model(name, 0, build(size, tokens), tokens, follows_macs=False)
+    if name not in NAMES:
         raise UserError(f"model: {name!r} is not known, use one of {', '.join(NAMES)}")
-    pixels, build = _BUILDERS[name]
-    return Model(name, pixels, build())
+    if seq_len is not None:
+        raise UserError(f"--seq-len: {name} reads images; only {', '.join(SEQUENCE)} have a sequence length")
+    if name in _OTHERS:
+        pixels, make = _OTHERS[name]
+        return Model(name, pixels, make(), follows_macs=False)
+    pixels, make = _CNNS[name]
+    return Model(name, pixels, make())

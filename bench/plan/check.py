@@ -43,7 +43,8 @@ def check(plan: Plan, cluster: Contract | None, available: int) -> None:
     if plan.launcher == "torchrun" and set(plan.engines) != {"ddp"}:
         raise UserError("plan.launcher: torchrun starts engine ddp only; set engines: [ddp]")
     for model in plan.models:
-        models.get(model)
+        if models.get(model).tokens and plan.data != ["synthetic"]:
+            raise UserError(f"plan.data: {model} reads words, the data sets hold images; write synthetic")
     if plan.data_loader == "dali" and plan.device != "cuda":
         raise UserError(f"plan.data_loader: dali needs device cuda, not {plan.device}; remove it")
     kind, _, profile = plan.device.partition(":")

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
+from bench.catalogue import models
 from cluster.core import files
 from cluster.core.errors import UserError
 from cluster.core.numbers import MOST
@@ -77,7 +78,7 @@ class Plan(Section):
         description="extra link rates to emulate, in addition to the cluster's fabrics: name -> rate_gbps, burst_ms",
     )
     models: Annotated[list[str], Field(min_length=1), Unique] = Field(
-        default=["resnet50"], description="resnet50, resnet101, resnet152, vgg16, alexnet, inceptionv3"
+        default=["resnet50"], description=", ".join(models.NAMES)
     )
     engines: Annotated[list[Engine], Field(min_length=1), Unique] = Field(
         default=["horovod"],

@@ -17,6 +17,15 @@ MODEL_NAMES = {
     "inceptionv3": "Inception V3",
     "vgg16": "VGG-16",
     "alexnet": "AlexNet",
+    "mobilenetv2": "MobileNetV2",
+    "efficientnet-b0": "EfficientNet-B0",
+    "efficientnet-b4": "EfficientNet-B4",
+    "vit-b16": "ViT-B/16",
+    "bert-base": "BERT base",
+    "bert-large": "BERT large",
+    "gpt2": "GPT-2",
+    "gpt2-medium": "GPT-2 medium",
+    "gpt2-498m": "GPT-2 498M",
 }
 ENGINE_NAMES = {
     "horovod-mpi": "Horovod (MPI)",

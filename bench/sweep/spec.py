@@ -87,6 +87,7 @@ def trial_spec(plan: Plan, point: Point, shaped: bool, scaling: Scaling, twice: 
         model=point.model,
         batch=point.batch,
         pixels=models.get(point.model).input_pixels,
+        tokens=models.get(point.model).tokens,
         images=point.batch * point.gpus,
         seconds=plan.seconds,
         scale=scale,

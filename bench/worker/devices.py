@@ -5,12 +5,12 @@ from typing import Protocol
 
 import torch
 from torch import nn
-from torch.nn import functional as F
 
-from bench.worker import torch_models
+from bench.worker import torch_models, torch_transformers
 from bench.worker.accelerator import Accelerator, Arithmetic, computed_in
 from bench.worker.engines import Engine, GradientSum, ModuleEngine
 from bench.worker.feed import Feed
+from bench.worker.model_sizes import TRANSFORMERS
 from bench.worker.protocol import Gradient, Step, TrialSpec
 from bench.worker.step_timer import StepTimer
 
@@ -127,7 +127,7 @@ class TrainingDevice:
         self.engine.begin(1.0)
         self.optimizer.zero_grad(set_to_none=False)
         with self.arithmetic.run():
-            self.loss = F.cross_entropy(self.model(self.images), self.labels)
+            self.loss = torch_transformers.loss(self.model(self.images), self.labels)
         self.arithmetic.scaler.scale(self.loss).backward()
 
     def sum(self) -> None:
@@ -166,9 +166,15 @@ def make(trial: TrialSpec, gradients: list[Gradient], engine: Engine, source: Fe
     torch.manual_seed(1)
     model = torch_models.MODELS[trial.model]()
     generator = torch.Generator().manual_seed(100 + engine.rank)
-    images = torch.randn(trial.batch, 3, trial.pixels, trial.pixels, generator=generator)
-    images = images.to(target, memory_format=layout)
-    labels = torch.randint(torch_models.CLASSES, (trial.batch,), generator=generator).to(target)
+    if trial.tokens:
+        layout = torch.contiguous_format
+        shape, words = (trial.batch, trial.tokens), TRANSFORMERS[trial.model].vocabulary
+        images = torch.randint(words, shape, generator=generator).to(target)
+        labels = torch.randint(words, shape, generator=generator).to(target)
+    else:
+        images = torch.randn(trial.batch, 3, trial.pixels, trial.pixels, generator=generator)
+        images = images.to(target, memory_format=layout)
+        labels = torch.randint(torch_models.CLASSES, (trial.batch,), generator=generator).to(target)
     # All ranks start with the weights of rank 0, sent from CPU memory: tensors of its GPU would arrive on that GPU.
     model.load_state_dict(engine.broadcast(model.state_dict()))
     model, half = model.to(target, memory_format=layout), trial.compression == "fp16"

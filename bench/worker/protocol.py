@@ -53,6 +53,7 @@ class TrialSpec:
     compression: str = "none"
     precision: str = "fp32"  # fp32, tf32 or amp; real devices only
     channels_last: bool = False
+    tokens: int = 0  # length of a sequence; 0: the model reads images
     input: InputSpec | None = None
 
 

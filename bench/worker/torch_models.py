@@ -6,6 +6,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from bench.worker import torch_mobile, torch_transformers
+
 CLASSES = 1000
 
 
@@ -177,11 +179,20 @@ def inceptionv3() -> nn.Sequential:
     )
 
 
-MODELS: dict[str, Callable[[], nn.Sequential]] = {
+MODELS: dict[str, Callable[[], nn.Module]] = {
     "resnet50": lambda: resnet(3, 4, 6, 3),
     "resnet101": lambda: resnet(3, 4, 23, 3),
     "resnet152": lambda: resnet(3, 8, 36, 3),
     "vgg16": vgg16,
     "alexnet": alexnet,
     "inceptionv3": inceptionv3,
+    "mobilenetv2": torch_mobile.mobilenetv2,
+    "efficientnet-b0": lambda: torch_mobile.efficientnet("efficientnet-b0"),
+    "efficientnet-b4": lambda: torch_mobile.efficientnet("efficientnet-b4"),
+    "vit-b16": torch_transformers.vit_b16,
+    "bert-base": lambda: torch_transformers.language_model("bert-base"),
+    "bert-large": lambda: torch_transformers.language_model("bert-large"),
+    "gpt2": lambda: torch_transformers.language_model("gpt2"),
+    "gpt2-medium": lambda: torch_transformers.language_model("gpt2-medium"),
+    "gpt2-498m": lambda: torch_transformers.language_model("gpt2-498m"),
 }
