@@ -22,6 +22,7 @@ from cluster.core.config import MAX_NODES
 from cluster.core.contract import Contract
 from cluster.core.errors import InfraError
 from cluster.core.numbers import Whole
+from cluster.core.process import hide_in_process_list
 from cluster.core.state import State
 from cluster.terraform import read_output
 
@@ -60,6 +61,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     env, variables = request.split_env(args.env)
+    hide_in_process_list(list(variables.values()))
     state = State.existing(env)
     contract = read_output(state)
     asked = request.make(args, contract, variables)

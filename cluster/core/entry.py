@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from cluster.core.errors import InfraError, UserError, bounded
+from cluster.core.lock import without_value
 from cluster.core.printable import Printable
 
 EXIT_CODES = "Exit codes: 0 ok, 1 a finding, 2 bad input, 3 infrastructure failure or a bug, 130 interrupted."
@@ -101,7 +102,7 @@ def bug(name: str, error: Exception) -> str:
     kind = f"{type(error).__name__}: {bounded(str(error), 200)}"
     try:
         with tempfile.NamedTemporaryFile("w", prefix=f"{name}-", suffix=".log", delete=False) as file:
-            file.write(f"{name} {' '.join(map(repr, sys.argv[1:]))}\n{traceback.format_exc()}")
+            file.write(f"{name} {' '.join(map(repr, map(without_value, sys.argv[1:])))}\n{traceback.format_exc()}")
         return f"this is a bug: {kind}; please report it with {file.name}"
     except OSError:
         return f"this is a bug: {kind}; please report it"
