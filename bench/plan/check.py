@@ -48,6 +48,11 @@ def check(plan: Plan, cluster: Contract | None, available: int) -> None:
     if plan.data_loader == "dali" and plan.device != "cuda":
         raise UserError(f"plan.data_loader: dali needs device cuda, not {plan.device}; remove it")
     kind, _, profile = plan.device.partition(":")
+    if plan.interconnect != "auto" and kind != "emulated":
+        raise UserError(f"plan.interconnect: device {plan.device} has its own links between GPUs; remove it")
+    if isinstance(plan.compute_ms, dict) and (unknown := plan.compute_ms.keys() - set(models.NAMES)):
+        names = ", ".join(models.NAMES)
+        raise UserError(f"plan.compute_ms: unknown model {sorted(unknown)[0]!r}; choose from {names}")
     if plan.channels_last and kind != "cuda":
         raise UserError(f"plan.channels_last: needs device cuda, not {plan.device}; remove it")
     if plan.precision and kind == "cpu":

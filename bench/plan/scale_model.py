@@ -21,23 +21,28 @@ SLOWED_NODES = 4
 # On slower links a step takes a second or more: the error is small, and the sweep would take twice as long.
 SLOWED_RATE_GBPS = 2.0
 SLOWDOWN = 2.0
+# With several ranks per node these wake-ups decide sooner. More Gbit/s than this in all ranks together run slower.
+RANKS_GBPS = 40.0
+SLOWEST = 10.0
 # MPI's ranks poll and need no wake-up. On fast links ten nodes came within 3% without the slowdown.
 UNSLOWED_MPI_GBPS = 20.0
 
 
-def slowdown(nodes: int, rate_gbps: float, engine: str) -> float:
+def slowdown(nodes: int, rate_gbps: float, engine: str, gpus_per_node: int = 1) -> float:
     """t for a point."""
+    if gpus_per_node > 1:
+        return min(max(1.0, round(nodes * gpus_per_node * rate_gbps / RANKS_GBPS, 1)), SLOWEST)
     if nodes < SLOWED_NODES or rate_gbps <= SLOWED_RATE_GBPS:
         return 1.0
     return 1.0 if engine == "horovod-mpi" and rate_gbps > UNSLOWED_MPI_GBPS else SLOWDOWN
 
 
-def factor(nodes: int, rate_gbps: float, slowed: float = 1.0) -> float:
-    """s for a point, from nodes x rate, such that the machine keeps idle CPU."""
+def factor(nodes: int, rate_gbps: float, slowed: float = 1.0, gpus_per_node: int = 1) -> float:
+    """s for a point, from ranks x rate, such that the machine keeps idle CPU: every rank of a ring sends all bytes."""
     if nodes == 1:
         # No network to model: copying less disturbs the device's time less.
         return LARGEST
-    return min(max(round(nodes * rate_gbps / BUDGET_GBPS / slowed, 1), SMALLEST), LARGEST)
+    return min(max(round(nodes * gpus_per_node * rate_gbps / BUDGET_GBPS / slowed, 1), SMALLEST), LARGEST)
 
 
 def converged(ratio: float) -> bool:

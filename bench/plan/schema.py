@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from bench.catalogue import models
+from bench.results.trial import Point
 from cluster.core import files
 from cluster.core.errors import UserError
 from cluster.core.numbers import MOST
@@ -53,8 +54,26 @@ class Published(Section):
     fabric: str
     nodes: Positive
     batch: Positive
-    step_ms: Milliseconds
+    step_ms: Milliseconds | None = None
+    images_per_second: Annotated[float, Field(gt=0, le=1e9, strict=False)] | None = None
     source: str
+    # Those of the point, if they are given.
+    gpus_per_node: Positive | None = None
+    model: str | None = None
+    compression: str | None = None
+
+    @model_validator(mode="after")
+    def one_figure(self) -> Published:
+        if (self.step_ms is None) == (self.images_per_second is None):
+            raise ValueError("give either step_ms or images_per_second")
+        return self
+
+    def same(self, point: Point) -> bool:
+        names = ("fabric", "nodes", "batch", "gpus_per_node", "model", "compression")
+        return all(getattr(self, name) in (None, getattr(point, name)) for name in names)
+
+    def milliseconds(self, point: Point) -> float:
+        return self.step_ms or 1000 * point.batch * point.gpus / (self.images_per_second or 1)
 
 
 class Plan(Section):
@@ -97,8 +116,12 @@ class Plan(Section):
         default="emulated:p100",
         description="cuda, cpu, or emulated: with k80, 1080ti, p100, v100, a100 or h100; auto: cuda if nodes have GPUs",
     )
-    compute_ms: Milliseconds | None = Field(
-        default=None, description="measured compute time of one step; replaces the profile's"
+    compute_ms: Milliseconds | dict[str, Milliseconds] | None = Field(
+        default=None, description="measured compute time of one step, or model: time; replaces the profile's"
+    )
+    interconnect: Literal["auto", "pcie", "nvlink"] = Field(
+        default="auto",
+        description="link between the emulated GPUs of a node; auto: nvlink with 8 GPUs, a100 and h100, pcie otherwise",
     )
     slowdown: Annotated[float, Field(ge=1, le=100, strict=False)] | None = Field(
         default=None,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import product
 from types import MappingProxyType
 
-from bench.catalogue import gpu_rates, models
+from bench.catalogue import gpu_rates, interconnect, models
 from bench.plan import scale_model
 from bench.plan.schema import Plan
 from bench.results.trial import Point
@@ -16,7 +16,7 @@ from cluster.core.contract import Contract, TransportName
 from cluster.tuning import Tuning
 
 Tuned = Mapping[str, Tuning]
-START_SECONDS, NODE_START_SECONDS = 4.0, 0.8
+START_SECONDS, RANK_START_SECONDS = 4.0, 0.8
 STEPS = 16
 
 
@@ -99,8 +99,9 @@ def points(plan: Plan, cluster: Contract | None, tuned: Tuned = MappingProxyType
 
 def compute_ms(plan: Plan, point: Point) -> tuple[float, str]:
     """Compute time of one step on the plan's emulated device, and where the figure comes from."""
-    if plan.compute_ms is not None:
-        return plan.compute_ms, "measured, given in the plan"
+    given = plan.compute_ms.get(point.model) if isinstance(plan.compute_ms, dict) else plan.compute_ms
+    if given is not None:
+        return given, "measured, given in the plan"
     return gpu_rates.compute_ms(point.device.partition(":")[2], point.model, point.batch, plan.precision)
 
 
@@ -108,7 +109,15 @@ def slowdown(plan: Plan, point: Point) -> float:
     """t of the scale model. Images are decoded in real time, so trials with real data are not slowed."""
     if not point.device.startswith("emulated:") or plan.data != ["synthetic"]:
         return 1.0
-    return plan.slowdown or scale_model.slowdown(point.nodes, point.rate_gbps, point.engine)
+    return plan.slowdown or scale_model.slowdown(point.nodes, point.rate_gbps, point.engine, point.gpus_per_node)
+
+
+def node_gbytes(plan: Plan, point: Point) -> float | None:
+    """Ring bandwidth between the emulated GPUs of a node; None if there is one GPU, or if they are not emulated."""
+    kind, _, profile = point.device.partition(":")
+    if kind != "emulated" or point.gpus_per_node == 1:
+        return None
+    return interconnect.gbytes(plan.interconnect, profile, point.gpus_per_node)
 
 
 def estimate_seconds(plan: Plan, point: Point) -> float:
@@ -116,15 +125,22 @@ def estimate_seconds(plan: Plan, point: Point) -> float:
     if not point.device.startswith("emulated:"):
         return plan.seconds
     compute = compute_ms(plan, point)[0] / 1000
-    ring = 2 * (point.gpus - 1) / point.gpus * models.get(point.model).gradient_bytes * 8 / (point.rate_gbps * 1e9)
+    sent = 2 * (point.gpus - 1) / point.gpus * models.get(point.model).gradient_bytes
+    ring = sent * 8 / (point.rate_gbps * 1e9) if point.nodes > 1 else sent / (1e9 * (node_gbytes(plan, point) or 1))
     step = max(compute, compute / 3 + ring * 1.2)
     return min(STEPS * step * slowdown(plan, point), plan.seconds * 1.5)
+
+
+def start_seconds(point: Point) -> float:
+    """Ranks of emulated devices share the cores of this machine."""
+    sharing = point.gpus if point.device.startswith("emulated:") else point.nodes
+    return START_SECONDS + RANK_START_SECONDS * sharing
 
 
 def estimate(plan: Plan, groups: Iterable[PointGroup]) -> dict[str, float]:
     """Rough seconds per point, including its share of the launch: every rank loads torch on the same cores."""
     return {
-        point.id: estimate_seconds(plan, point) + (START_SECONDS + NODE_START_SECONDS * group.nodes) / len(group.points)
+        point.id: estimate_seconds(plan, point) + start_seconds(point) / len(group.points)
         for group in groups
         for point in group.points
     }

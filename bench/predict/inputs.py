@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from bench.catalogue import gpu_rates, models
+from bench.catalogue import gpu_rates, interconnect, models
 from bench.parse import TRANSPORTS, positive
 from cluster.core.errors import UserError
 from cluster.core.numbers import LARGEST
@@ -17,9 +17,6 @@ LINKS = ("auto", "native")
 
 # Wire bytes over single-precision bytes, and milliseconds to encode and decode one tensor.
 COMPRESSIONS = {"none": (1.0, 0.0), "fp16": (0.5, 0.02), "1bit": (1 / 32, 0.1)}
-
-# Ring bandwidth between the GPUs of a node, GB/s. PCIe: 153 MB in 24 ms (hkbu, 4 GPUs).
-INTRA_GBYTES = {"pcie": 6.4, "nvlink": 40.0}
 
 # In MiB, as both programs count: Horovod 128 since November 2020, PyTorch DDP 25.
 DEFAULT_FUSION_MB = {"horovod": 128.0, "ddp": 25.0, "ps": 0.0}
@@ -155,11 +152,7 @@ class Setup:
 
     @property
     def intra_gbytes(self) -> float:
-        kind = self.interconnect
-        if kind == "auto":
-            linked = self.gpus_per_node >= 8 or (self.gpu or "").startswith(("a100", "h100"))
-            kind = "nvlink" if linked and self.gpu != "k80" else "pcie"
-        return INTRA_GBYTES[kind]
+        return interconnect.gbytes(self.interconnect, self.gpu, self.gpus_per_node)
 
     @property
     def port_gbps(self) -> float:

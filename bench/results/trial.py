@@ -68,6 +68,9 @@ class Emulation(Record):
     compute_ms: float = Field(description="forward and backward time of one step on the emulated device")
     scale: float = Field(description="scale factor: bytes and rate are both divided by it")
     slowdown: float = Field(default=1.0, description="factor by which the trial ran slower; times are divided by it")
+    node_gbytes: float | None = Field(
+        default=None, description="ring bandwidth between the emulated GPUs of a node, in GB/s; null with one GPU"
+    )
     check_scale: float | None = Field(
         default=None, description="second scale factor of the point, normally twice scale"
     )

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 # Seconds without output from the worker after which a launch fails.
 OUTPUT_TIMEOUT = 25.0
 START_TIMEOUT = 90.0
+# Seconds that each rank adds where many load torch on the same cores.
+START_PER_RANK = 6.0
 
 
 class Attempt:
@@ -64,7 +66,7 @@ class Attempt:
 
     def listen(self, lines: queue.Queue[str | None], log: TextIO, begin: float) -> str | None:
         """The error, or None if the output ended normally."""
-        timeout = START_TIMEOUT
+        timeout = max(START_TIMEOUT, START_PER_RANK * self.launch.processes)
         while True:
             try:
                 line = lines.get(timeout=timeout)
@@ -107,7 +109,10 @@ class Attempt:
         compute = unfold.compute_ms(self.sweep.plan, point) if point.device.startswith("emulated:") else None
         interface, link = self.launch.interface, self.sweep.link
         how = transport.algorithm(point, self.launch.settings)
-        trial = record.trial(point, main, check, compute, interface, self.launch_s, self.started, link, self.nccl, how)
+        gbytes, launch_s = unfold.node_gbytes(self.sweep.plan, point), self.launch_s
+        trial = record.trial(
+            point, main, check, compute, interface, launch_s, self.started, link, self.nccl, how, gbytes
+        )
         if self.nccl:
             self.nccl.start_trial()
         steps = self.sweep.folder.write_steps(point.id, main.ranks)

@@ -55,4 +55,5 @@ def label(point: Point) -> str:
     more = "" if point.data == "synthetic" else f", {dimensions.data_name(point.data)}"
     more += "" if point.compression == "none" else f", {point.compression}"
     more += f", repeat {point.repeat + 1}" if point.repeat else ""
-    return f"{point.engine} {point.fabric} {point.nodes} nodes, batch {point.batch}, {point.model}{more}"
+    nodes = f"{point.nodes} nodes" + (f" x {point.gpus_per_node} GPUs" if point.gpus_per_node > 1 else "")
+    return f"{point.engine} {point.fabric} {nodes}, batch {point.batch}, {point.model}{more}"

@@ -105,6 +105,7 @@ def trial(
     link: LinkEvidence | None = None,
     nccl: nccl_log.Log | None = None,
     algorithm: str = "ring",
+    node_gbytes: float | None = None,
 ) -> Trial:
     steps = slowest(main.ranks, total)
     images = point.batch * point.gpus
@@ -118,6 +119,7 @@ def trial(
             compute_ms=compute[0],
             scale=main.scale,
             slowdown=main.slowdown,
+            node_gbytes=node_gbytes,
         )
     if check and emulation:
         ratio = statistics.median(slowest(check.ranks, total)) / statistics.median(steps)

@@ -80,7 +80,8 @@ class Sweep:
         for group, point in points:
             compute = unfold.compute_ms(self.plan, point)[0] if spec.emulated(self.plan) else None
             scaling = spec.scaling_of(self.plan, group, self.shaped)
-            if found := spec.other_settings(there[point.id], self.settings(point), compute, scaling):
+            link = unfold.node_gbytes(self.plan, point)
+            if found := spec.other_settings(there[point.id], self.settings(point), compute, scaling, link):
                 changed[point.id] = found[0]
         if changed:
             first = next(iter(changed.values()))

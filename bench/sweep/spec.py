@@ -11,6 +11,7 @@ from bench.plan.schema import Plan
 from bench.plan.unfold import PointGroup
 from bench.results.settings import differences as settings_differences
 from bench.results.trial import Point, Settings, Trial
+from bench.sweep import transport
 from bench.worker.protocol import Gradient, InputSpec, LaunchSpec, TrialSpec
 from cluster.tuning import Tuning
 
@@ -41,13 +42,15 @@ def settings_of(plan: Plan, point: Point, tuned: Tuning) -> Settings:
     )
 
 
-def other_settings(trial: Trial, settings: Settings, compute_ms: float | None, scaling: Scaling) -> list[str]:
+def other_settings(
+    trial: Trial, settings: Settings, compute_ms: float | None, scaling: Scaling, node_gbytes: float | None = None
+) -> list[str]:
     """Under which settings a trial was measured, where they are not those of this sweep."""
     then: dict[str, float | None] = {}
     if trial.emulation:
-        then = {name: getattr(trial.emulation, name) for name in ("compute_ms", "slowdown", "scale")}
-    now = {"compute_ms": compute_ms, **asdict(scaling)}
-    changed = [f"{name} {then[name]:g} then {now[name]:g}" for name in then if then[name] != now[name]]
+        then = {name: getattr(trial.emulation, name) for name in ("compute_ms", "slowdown", "scale", "node_gbytes")}
+    now = {"compute_ms": compute_ms, "node_gbytes": node_gbytes, **asdict(scaling)}
+    changed = [f"{name} {then[name] or 0:g} then {now[name] or 0:g}" for name in then if then[name] != now[name]]
     return changed + (settings_differences(trial.settings, settings) if trial.settings else [])
 
 
@@ -59,8 +62,9 @@ def scaling_of(plan: Plan, group: PointGroup, shaped: bool, real_time: bool = Fa
     """A fabric that is not shaped can be neither scaled nor slowed."""
     if not emulated(plan) or not (shaped or group.nodes == 1):
         return Scaling()
-    slowdown = 1.0 if real_time or not shaped else unfold.slowdown(plan, group.points[0])
-    return Scaling(scale_model.factor(group.nodes, group.points[0].rate_gbps, slowdown), slowdown)
+    point = group.points[0]
+    slowdown = 1.0 if real_time or not shaped else unfold.slowdown(plan, point)
+    return Scaling(scale_model.factor(group.nodes, point.rate_gbps, slowdown, point.gpus_per_node), slowdown)
 
 
 def is_checked(point: Point, shaped: bool) -> bool:
@@ -96,11 +100,19 @@ def trial_spec(plan: Plan, point: Point, shaped: bool, scaling: Scaling, twice: 
         rate_mbit=point.rate_gbps * 1000 / scale / slowdown if shaped else None,
         burst_ms=link.burst_ms * slowdown if link and link.burst_ms else None,
         compute_ms=unfold.compute_ms(plan, point)[0] if emulated(plan) else None,
+        node_s_per_byte=node_s_per_byte(plan, point) * scale * slowdown,
         compression=point.compression,
         precision=plan.precision or "fp32",
         channels_last=plan.channels_last,
         input=input_spec(plan, point, scale if emulated(plan) and shaped else 1.0),
     )
+
+
+def node_s_per_byte(plan: Plan, point: Point) -> float:
+    """Seconds per byte of gradients on the link between the emulated GPUs of a node, which NCCL's ring runs over."""
+    gbytes = unfold.node_gbytes(plan, point)
+    how = "all_gather" if point.compression == "1bit" else "ring"
+    return transport.share(how, point.nodes, point.gpus_per_node) / (gbytes * 1e9) if gbytes else 0.0
 
 
 def input_spec(plan: Plan, point: Point, scale: float) -> InputSpec | None:

@@ -53,9 +53,8 @@ def show(trials: list[Trial], plan: Plan, spent: dict[str, float], folder: RunFo
         )
     console.print(table)
     for theirs, trial in product(plan.compare, trials):
-        same = all(getattr(trial.point, name) == getattr(theirs, name) for name in ("fabric", "nodes", "batch"))
-        if same and trial.step_ms:
-            ours, published = trial.step_ms.median, theirs.step_ms
+        if theirs.same(trial.point) and trial.step_ms:
+            ours, published = trial.step_ms.median, theirs.milliseconds(trial.point)
             text = f"{ours:.1f} ms, published {published:.1f} ms ({ours / published - 1:+.1%}; {theirs.source})"
             console.print(f"{dimensions.label(trial.point, ['fabric', 'nodes', *more])}: {text}")
     parts = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in spent.items())

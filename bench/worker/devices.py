@@ -11,6 +11,7 @@ from bench.worker.accelerator import Accelerator, Arithmetic, computed_in
 from bench.worker.engines import Engine, GradientSum, ModuleEngine
 from bench.worker.feed import Feed
 from bench.worker.model_sizes import TRANSFORMERS
+from bench.worker.node_link import sleep_until
 from bench.worker.protocol import Gradient, Step, TrialSpec
 from bench.worker.step_timer import StepTimer
 
@@ -24,12 +25,6 @@ class Device(Protocol):
 
     def step(self, engine: GradientSum) -> Step: ...
     def check(self, engine: Engine) -> None: ...
-
-
-def sleep_until(moment: float) -> None:
-    remaining = moment - time.perf_counter()
-    if remaining > 0:
-        time.sleep(remaining)
 
 
 def dense(tensor: torch.Tensor) -> torch.Tensor:

@@ -50,6 +50,7 @@ class TrialSpec:
     rate_mbit: float | None = None
     burst_ms: float | None = None
     compute_ms: float | None = None
+    node_s_per_byte: float = 0.0  # least time of a sum on the link between a node's GPUs, per byte submitted
     compression: str = "none"
     precision: str = "fp32"  # fp32, tf32 or amp; real devices only
     channels_last: bool = False

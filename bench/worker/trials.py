@@ -4,7 +4,18 @@ import socket
 import statistics
 import time
 
-from bench.worker import compression, counters, devices, fabric, feed, gpu_info, pacing, rank, step_statistics
+from bench.worker import (
+    compression,
+    counters,
+    devices,
+    fabric,
+    feed,
+    gpu_info,
+    node_link,
+    pacing,
+    rank,
+    step_statistics,
+)
 from bench.worker.accelerator import Accelerator
 from bench.worker.engines import Engine
 from bench.worker.protocol import LaunchSpec, Progress, RankReport, Spec, Step, TrialDone, TrialSpec, WarmUp, emit
@@ -22,7 +33,7 @@ def slowest(engine: Engine, steps: list[Step], late: bool) -> tuple[list[float],
 def run_trial(engine: Engine, accelerator: Accelerator, trial: TrialSpec, spec: Spec) -> None:
     rank.set_rate(trial, engine.local_rank)
     engine.barrier()
-    engine = compression.wrap(engine, trial.compression)
+    engine = compression.wrap(node_link.wrap(engine, trial.node_s_per_byte), trial.compression)
     source = feed.make(trial, engine)
     device = devices.make(trial, spec.gradients.get(trial.model, []), engine, source, accelerator)
     pace = pacing.of(trial.device == "cuda")

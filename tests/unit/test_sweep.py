@@ -101,6 +101,9 @@ def test_strong_scaling_divides_the_batch(tmp_path):
         ({"slowdown": 0.5}, "plan.slowdown"),
         ({"slowdown": 2, "device": "cpu"}, "plan.slowdown"),
         ({"slowdown": 2, "data": "shards:/data"}, "plan.slowdown"),
+        ({"compute_ms": {"vgg": 100}}, "plan.compute_ms"),
+        ({"interconnect": "nvlink", "device": "cpu"}, "plan.interconnect"),
+        ({"compare": [{"fabric": "1g", "nodes": 1, "batch": 32, "source": "x"}]}, "plan.compare"),
     ],
 )
 def test_bad_plan_gives_one_line_that_names_the_field(tmp_path, changes, field):
