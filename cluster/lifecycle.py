@@ -15,7 +15,7 @@ from typing import Any
 
 from rich.table import Table
 
-from cluster import background, health, horovod_wheel, image, in_use, lab, recovery, wheelhouse
+from cluster import background, device_check, health, horovod_wheel, image, in_use, lab, recovery, wheelhouse
 from cluster.core import causes, config, files, lock, root, ssh, tfstate
 from cluster.core.config import ROOT, layout
 from cluster.core.contract import Contract
@@ -103,7 +103,11 @@ def deploy(env: str, nodes: int | None, as_json: bool, yes: bool = False, replac
                 playbook(state, "validate.yml", progress)
             with progress.part("horovod", "training one step on all nodes"):
                 proof = health.prove(state, contract)
-    result = {**files.mapping(state.validation), "horovod": proof}
+            result = {**files.mapping(state.validation), "horovod": proof}
+            if contract.gpus_per_node:
+                with progress.part("gpus", "a product of matrices on every GPU, and NCCL over all"):
+                    result["gpus"] = device_check.validate(env, contract).result()
+            state.validation.write_text(json.dumps(result))
     if as_json:
         print(json.dumps(result, indent=1))
     else:
@@ -152,6 +156,13 @@ def show_validation(result: dict[str, Any]) -> None:
     if result["share"]:
         path, nodes = result["share"]["path"], ", ".join(result["share"]["read_on"])
         console.print(f"share {path}: written by the head, read on {nodes}")
+    if gpus := result.get("gpus"):
+        table = Table("node", "GPU", "name", "driver", "CUDA", "NCCL", "product", "links of its GPUs")
+        for row in device_check.rows(gpus):
+            table.add_row(*row)
+        console.print(table)
+        floor = f", at least {gpus['floor_gbps']:g} expected" if gpus["floor_gbps"] else ""
+        console.print(f"NCCL over all GPUs: {gpus['bus_gbps']:g} Gbit/s of bus bandwidth{floor}")
     for warning in result["warnings"]:
         console.print(f"warning: {warning}")
 

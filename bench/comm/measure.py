@@ -14,7 +14,7 @@ from pydantic import Field
 from typing_extensions import TypedDict
 
 from bench.plan import scale_model
-from bench.sweep.executors import SshExecutor, install_worker
+from bench.sweep.executors import SshExecutor
 from bench.sweep.launch import Launch
 from bench.worker import protocol, step_statistics
 from bench.worker.protocol import CaseDone, CaseSpec, Event, Failed, LaunchSpec, Spec, Started, WarmUp
@@ -108,7 +108,7 @@ class Communication:
         self.scale = (factor or scale_model.factor(count, self.rate)) if shaped else 1.0
         self.rate_mbit = self.rate * 1000 / self.scale if shaped else None
         self.executor = SshExecutor(contract)
-        install_worker(contract, self.names)
+        worker_files.install(contract, self.names)
 
     def events(self, launch: Launch, limit: float) -> list[Event]:
         # The supervisor on the head ends the launch when its standard input closes, so keep it open.

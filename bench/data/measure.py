@@ -14,7 +14,6 @@ from pydantic import Field
 from typing_extensions import TypedDict
 
 from bench.results.runs import Run, load
-from bench.sweep import executors
 from bench.sweep.launch import PYTHON
 from bench.worker import shards, stages
 from cluster.core import files, lock, ssh, worker_files
@@ -82,7 +81,7 @@ def on_node(
     if place not in names:
         raise UserError(f"--node: {place} is not a node of {env}; choose one of {', '.join(names)}")
     progress.now("stage", f"copying the worker to {place}")
-    executors.install_worker(contract, [place])
+    worker_files.install(contract, [place])
     words = [PYTHON, worker_files.folder(), "stages", str(cores), str(seconds), *locations]
     argv = ssh.as_training_account(contract, place, words)
     with (

@@ -18,7 +18,6 @@ from typing import Any
 
 from bench.run import source
 from bench.run.request import Request
-from bench.sweep import executors
 from bench.worker import run_list
 from cluster.core import files, ssh, worker_files
 from cluster.core.config import layout
@@ -64,7 +63,7 @@ def copy(contract: Contract, request: Request, record: dict[str, Any], chosen: S
 
 def packages(contract: Contract, requirements: str) -> str:
     """The virtual environment with these packages, made if it is not there yet."""
-    executors.install_worker(contract, [contract.head])
+    worker_files.install(contract, [contract.head])
     words = worker("run_packages", f"{contract.storage.path}/venvs", layout()["venv"])
     argv = ssh.as_training_account(contract, contract.head, words)
     done = ssh.gather({contract.head: argv}, requirements, timeout=INSTALL_SECONDS)[contract.head]
@@ -91,7 +90,7 @@ def write_file(contract: Contract, path: str, text: str) -> None:
 
 def start(contract: Contract, request: Request) -> None:
     """Start the agents on all nodes, then the launcher on the head."""
-    executors.install_worker(contract, list(request.nodes))
+    worker_files.install(contract, list(request.nodes))
     name, user = f"run-{request.id}", layout()["user"]
     # Of a run whose head was lost.
     clean = "sudo systemctl stop 'run-*' 2>/dev/null; sudo systemctl reset-failed 'run-*' 2>/dev/null"

@@ -17,7 +17,7 @@ from bench.worker.protocol import Spec
 from cluster.core import files, ssh, worker_files
 from cluster.core.config import Cluster
 from cluster.core.contract import Contract
-from cluster.core.errors import InfraError, UserError
+from cluster.core.errors import UserError
 from cluster.core.state import State
 from cluster.providers.gpulab.provider import Gpulab
 
@@ -36,15 +36,6 @@ class Executor(Protocol):
     def restore(self, names: list[str]) -> None: ...
     def argv(self, launch: Launch) -> list[str]: ...
     def foreign(self, launch: Launch, senders: bool = False) -> list[str]: ...
-
-
-def install_worker(contract: Contract, names: list[str], more: dict[str, bytes] | None = None) -> None:
-    """Copy the worker and more files in parallel to these nodes, and to a head that only launches."""
-    names = names if contract.head in contract.compute else [contract.head, *names]
-    command = f"sudo mkdir -p {worker_files.ON_NODE} && sudo tar -x -C {worker_files.ON_NODE}"
-    for node, done in ssh.run_on_all(contract, names, command, worker_files.archive(more)).items():
-        if done.returncode:
-            raise InfraError(f"node {node}: cannot copy the worker: {done.stderr.strip()}; run `make doctor`")
 
 
 class SshExecutor:
@@ -66,7 +57,7 @@ class SshExecutor:
         digest = hashlib.sha256(content).hexdigest()
         name = f"specs/{digest[:16]}.json"
         self.specs.add(path := f"{worker_files.ON_NODE}/{name}")
-        install_worker(self.contract, names, {name: content})
+        worker_files.install(self.contract, names, {name: content})
         return SpecFile(path, digest)
 
     def restore(self, names: list[str]) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from bench.sweep import fabric_settings, nccl_log
+from bench.sweep import nccl_log
 from bench.worker import fabric
-from cluster import tuning
+from cluster import fabric_settings, tuning
 from cluster.core import worker_files
 from cluster.core.config import layout
 from cluster.core.contract import TransportName

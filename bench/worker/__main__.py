@@ -4,7 +4,7 @@ import importlib
 import sys
 
 PROGRAMS = (
-    *("collectives", "gpulab_job", "links", "run_agent", "run_end", "run_follow", "run_launch"),
+    *("check_devices", "collectives", "gpulab_job", "links", "run_agent", "run_end", "run_follow", "run_launch"),
     *("run_packages", "run_rank", "stages", "supervise", "topology", "trials", "verify"),
 )
 

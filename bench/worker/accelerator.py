@@ -44,6 +44,9 @@ class Accelerator(Protocol):
     def ampere(self) -> bool:
         """Whether it computes in TF32 and bf16."""
 
+    def facts(self) -> dict[str, str]:
+        """Name of the device, and versions of CUDA and NCCL."""
+
     def arithmetic(self, precision: str) -> Arithmetic:
         """Compute in fp32, tf32, amp bf16 or amp fp16 from now on."""
 
@@ -63,6 +66,9 @@ class Cpu:
     def seconds(self, first: Any, last: Any) -> float:
         return float(last - first)
 
+    def facts(self) -> dict[str, str]:
+        return {"name": "CPU", "cuda": "", "nccl": ""}
+
     def arithmetic(self, precision: str) -> Arithmetic:
         return Arithmetic("cpu", precision)
 
@@ -79,7 +85,7 @@ class Cuda:
         torch.cuda.set_device(local_rank)
         # All steps have the same shapes, so the search for the fastest convolutions pays.
         torch.backends.cudnn.benchmark = True
-        self.cuda, self.backends = torch.cuda, torch.backends
+        self.cuda, self.backends, self.version = torch.cuda, torch.backends, torch.version
         self.place = f"cuda:{local_rank}"
         # By its UUID: CUDA_VISIBLE_DEVICES changes the numbers.
         self.gpu: str | None = f"GPU-{torch.cuda.get_device_properties(local_rank).uuid}"
@@ -99,6 +105,10 @@ class Cuda:
     def ampere(self) -> bool:
         return bool(self.cuda.get_device_capability() >= AMPERE)
 
+    def facts(self) -> dict[str, str]:
+        nccl = ".".join(map(str, self.cuda.nccl.version()))
+        return {"name": self.cuda.get_device_name(), "cuda": str(self.version.cuda), "nccl": nccl}
+
     def arithmetic(self, precision: str) -> Arithmetic:
         # torch's default allows TF32 in convolutions: fp32 has to forbid it.
         self.backends.cuda.matmul.allow_tf32 = precision == "tf32"
@@ -117,6 +127,13 @@ def computed_in(precision: str, ampere: list[bool]) -> str:
 
 def make(cuda: bool, local_rank: int) -> Accelerator:
     return Cuda(local_rank) if cuda else Cpu()
+
+
+def count() -> int:
+    """GPUs that torch sees; 0 where it cannot use any."""
+    import torch
+
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
 def present() -> bool:

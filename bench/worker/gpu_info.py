@@ -1,9 +1,13 @@
 """The clock of a rank's GPU, and the cores next to it. Standard library only: a made-up sysfs tests it."""
 
 import os
+import re
 from pathlib import Path
 
 from bench.worker import topology
+
+# nvidia-smi underlines the head of its matrix.
+ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def ask(gpu: str | None, field: str) -> str | None:
@@ -19,6 +23,23 @@ def clock_mhz(gpu: str | None) -> float | None:
     except ValueError:
         # nvidia-smi writes "[N/A]" for what a GPU does not tell.
         return None
+
+
+def topology_matrix() -> str:
+    return topology.output("nvidia-smi", "topo", "-m")
+
+
+def links(matrix: str) -> dict[str, int]:
+    """How many pairs of GPUs each kind of link connects, such as {"NV12": 28} or {"PHB": 1, "SYS": 4}."""
+    lines = [ESCAPE.sub("", line).split() for line in matrix.splitlines()]
+    names = next((words for words in lines if words[:1] == ["GPU0"] and "X" not in words), [])
+    names = [name for name in names if re.fullmatch(r"GPU\d+", name)]
+    found: dict[str, int] = {}
+    for number, name in enumerate(names):
+        row = next((words for words in lines if words[:1] == [name] and "X" in words[1:]), [])
+        for kind in row[2 + number : 1 + len(names)]:
+            found[kind] = found.get(kind, 0) + 1
+    return found
 
 
 def cpu_list(text: str) -> set[int]:

@@ -169,6 +169,30 @@ class CaseDone:
 
 
 @dataclass(frozen=True)
+class DeviceReport:
+    """What a rank found on its GPU."""
+
+    node: str
+    local_rank: int
+    seen: int  # GPUs that torch sees on the node
+    name: str
+    driver: str
+    cuda: str
+    nccl: str
+    product: str  # bf16 or fp32
+    right: bool
+    links: dict[str, int] = field(default_factory=dict)  # kind of link -> pairs of GPUs, on local rank 0
+
+
+@dataclass(frozen=True)
+class DevicesDone:
+    ranks: list[DeviceReport]
+    size: int  # bytes of the all-reduce
+    times: list[float]
+    errors: int
+
+
+@dataclass(frozen=True)
 class Failed:
     error: str
 
@@ -178,7 +202,7 @@ class Finished:
     pass
 
 
-Event = Started | WarmUp | Progress | TrialDone | CaseDone | Failed | Finished
+Event = Started | WarmUp | Progress | TrialDone | CaseDone | DevicesDone | Failed | Finished
 EVENTS: dict[str, type[Any]] = {kind.__name__: kind for kind in typing.get_args(Event)}
 
 

@@ -13,7 +13,10 @@ from functools import cache
 from pathlib import Path
 
 import bench.worker
+from cluster.core import ssh
 from cluster.core.config import layout
+from cluster.core.contract import Contract
+from cluster.core.errors import InfraError
 
 WORKER = Path(bench.worker.__file__).parent
 ON_NODE = layout()["worker"]
@@ -46,3 +49,12 @@ def archive(more: Mapping[str, bytes] | None = None) -> bytes:
             info.size, info.mode = len(content), 0o644
             tar.addfile(info, io.BytesIO(content))
     return buffer.getvalue()
+
+
+def install(contract: Contract, names: list[str], more: Mapping[str, bytes] | None = None) -> None:
+    """Copy the worker and more files in parallel to these nodes, and to a head that only launches."""
+    names = names if contract.head in contract.compute else [contract.head, *names]
+    command = f"sudo mkdir -p {ON_NODE} && sudo tar -x -C {ON_NODE}"
+    for node, done in ssh.run_on_all(contract, names, command, archive(more)).items():
+        if done.returncode:
+            raise InfraError(f"node {node}: cannot copy the worker: {done.stderr.strip()}; run `make doctor`")

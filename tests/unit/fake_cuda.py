@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import random
 import types
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from operator import mul
 
 DEVICES = 8
+PRODUCT_S = 1e-3  # of two matrices
 LAUNCH_S = 10e-6  # host time to start one piece of work
 
 
@@ -23,6 +27,7 @@ class Machine:
     host: float = 0.0
     compute: list[float] = field(default_factory=lambda: [0.0] * DEVICES)
     nccl: list[float] = field(default_factory=lambda: [0.0] * DEVICES)
+    broken: bool = False  # the device multiplies wrongly
 
     def use(self, device: int) -> int:
         if device != self.rank:
@@ -78,7 +83,43 @@ class Machine:
                     raise RuntimeError("both events must be recorded with timing and be complete")
                 return (end.at - self.at) * 1000
 
+        class Matrix:
+            """A square matrix on the CPU or on a device, which works only for its own rank."""
+
+            def __init__(self, rows: list[list[float]], place: str = "cpu", dtype: str = "float32") -> None:
+                self.rows, self.place, self.dtype = rows, place, dtype
+
+            def each(self, change: Callable[[float], float]) -> Matrix:
+                return Matrix([[change(value) for value in row] for row in self.rows], self.place, self.dtype)
+
+            def __rmul__(self, factor: float) -> Matrix:
+                return self.each(lambda value: factor * value)
+
+            def __sub__(self, other: float) -> Matrix:
+                return self.each(lambda value: value - other)
+
+            def to(self, place: str, dtype: str) -> Matrix:
+                machine.use(int((place if place != "cpu" else self.place).partition(":")[2]))
+                return Matrix(self.rows, place, dtype)
+
+            def __matmul__(self, other: Matrix) -> Matrix:
+                if (self.place, self.dtype) != (other.place, other.dtype):
+                    raise Misuse(f"a product of {self.place} {self.dtype} and {other.place} {other.dtype}")
+                columns = list(zip(*other.rows, strict=True))
+                rows = [[sum(map(mul, row, column)) for column in columns] for row in self.rows]
+                if self.place != "cpu":
+                    machine.kernel(PRODUCT_S)
+                    rows[0][0] += machine.broken
+                return Matrix(rows, self.place, self.dtype)
+
         module = types.ModuleType("torch")
+        module.Generator = lambda: types.SimpleNamespace(manual_seed=random.Random)
+        module.randint = lambda low, high, size, generator: Matrix(
+            [[generator.randrange(low, high) for _ in range(size[1])] for _ in range(size[0])]
+        )
+        module.equal = lambda a, b: a.rows == b.rows
+        module.float32 = "float32"
+        module.version = types.SimpleNamespace(cuda="13.0")
         module.Tensor = object
         module.nn = types.SimpleNamespace(Module=object)
         # The defaults of torch: convolutions may use TF32.
@@ -93,6 +134,8 @@ class Machine:
         module.cuda = types.SimpleNamespace(
             device_count=lambda: DEVICES,
             is_available=lambda: True,
+            get_device_name=lambda: "NVIDIA A100-SXM4-80GB",
+            nccl=types.SimpleNamespace(version=lambda: (2, 27, 7)),
             get_device_properties=lambda device: types.SimpleNamespace(uuid=f"0000000{device}"),
             get_device_capability=lambda: self.capability,
             set_device=self.set_device,

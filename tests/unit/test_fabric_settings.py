@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from bench.sweep import fabric_settings, launch
+from bench.sweep import launch
 from bench.worker import fabric
-from cluster import tuning
+from cluster import fabric_settings, tuning
 from cluster.core.contract import Fabric
 
 JOB = launch.Launch("r1", "horovod-mpi", ("head", "w1"), 2, "10.9.1.0/24", "eth1")

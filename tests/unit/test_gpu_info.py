@@ -11,6 +11,26 @@ from bench.worker import gpu_info, topology
 NODES = {"0": "0-1,8-9", "1": "4-7,12"}
 
 
+# Constructed after the format of nvidia-smi 580. Not recorded.
+MATRIX = """\t\x1b[4mGPU0\tGPU1\tGPU2\tNIC0\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\x1b[0m
+GPU0\t X \tNV12\tSYS\tPXB\t0-31\t0\t\tN/A
+GPU1\tNV12\t X \tSYS\tSYS\t0-31\t0\t\tN/A
+GPU2\tSYS\tSYS\t X \tSYS\t32-63\t1\t\tN/A
+NIC0\tPXB\tSYS\tSYS\t X \t\t\t\t
+
+Legend:
+
+  X    = Self
+  NV#  = Connection traversing a bonded set of # NVLinks
+"""
+
+
+def test_links_between_gpus_are_counted_by_kind():
+    assert gpu_info.links(MATRIX) == {"NV12": 1, "SYS": 2}
+    assert gpu_info.links("\tGPU0\tCPU Affinity\nGPU0\t X \t0-7\n") == {}
+    assert gpu_info.links("") == {}
+
+
 @pytest.fixture
 def machine(tmp_path, monkeypatch):
     """GPU-a is on NUMA node 0, GPU-b on node 1, and the kernel does not know where GPU-c is."""
