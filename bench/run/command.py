@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--container", metavar="IMAGE", help="run inside this container image")
     text = "start again after a failure, at most N times (default 0)"
     parser.add_argument("--max-restarts", type=Whole(0, 1000), default=0, metavar="N", help=text)
+    text = "start with a copy of what this run wrote, such as its checkpoint; latest: the last run"
+    parser.add_argument("--resume", metavar="ID", help=text)
     parser.add_argument("--detach", action="store_true", help="return at once; the head supervises the run")
     parser.add_argument("--all-ranks", action="store_true", help="print the output of all ranks, with their numbers")
     parser.add_argument("--print", action="store_true", help="print the command to type on the head; run nothing")
@@ -84,6 +87,8 @@ def carry_out(args: argparse.Namespace, env: str, state: State, contract: Contra
         print(text, file=sys.stderr)
     if offline := ssh.offline(contract, asked.nodes):
         raise InfraError(f"node {offline[0]} does not answer; run `make status ENV={env}`")
+    if asked.resume:
+        asked = replace(asked, resume=nodes.find(contract, asked.resume, "--resume")["id"])
     venv = None
     if asked.requirements:
         print(f"packages of {args.requirements}: looking on the share", file=sys.stderr, flush=True)

@@ -49,7 +49,9 @@ def unit(name: str, properties: Iterable[str], words: Sequence[str]) -> list[str
 def copy(contract: Contract, request: Request, record: dict[str, Any], chosen: Sequence[Path]) -> None:
     """The user's files and run.json, as one archive, to a new folder on the share."""
     folder = share_folder(contract, request.id)
-    command = f"mkdir -p {folder}/code {folder}/logs {folder}/out && tar -xz -C {folder}/code"
+    command = (
+        f"mkdir -p {folder}/code {folder}/logs {folder}/out && {resumed(contract, request)} tar -xz -C {folder}/code"
+    )
     argv = ssh.as_training_account(contract, contract.head, ["sh", "-c", command])
     with tempfile.TemporaryFile() as archive:
         source.write(request.folder, chosen, archive)
@@ -59,6 +61,18 @@ def copy(contract: Contract, request: Request, record: dict[str, Any], chosen: S
     if process.returncode:
         raise InfraError(f"node {contract.head}: cannot copy {request.folder} to {folder}: {problem}")
     write_file(contract, f"{folder}/run.json", json.dumps(record, indent=1))
+
+
+def resumed(contract: Contract, request: Request) -> str:
+    """Shell commands that copy what an earlier run wrote, so that its folder stays as it is."""
+    if not request.resume:
+        return ""
+    old, new = share_folder(contract, request.resume), share_folder(contract, request.id)
+    copies = (
+        f"if [ -d {old}/{name}/out ]; then mkdir -p {new}/{name} && cp -a {old}/{name}/out {new}/{name}/; fi &&"
+        for name in (point["name"] for point in request.points())
+    )
+    return " ".join(copies)
 
 
 def packages(contract: Contract, requirements: str) -> str:
@@ -147,13 +161,13 @@ def listed(contract: Contract) -> list[dict[str, Any]]:
     return files.answer(done.stdout, f"node {contract.head}", list[dict[str, Any]])
 
 
-def find(contract: Contract, run: str) -> dict[str, Any]:
+def find(contract: Contract, run: str, field: str = "ID") -> dict[str, Any]:
     found = listed(contract)
-    for one in found:
-        if one["id"] == run:
+    for one in found[-1:] if run == "latest" else found:
+        if run in (one["id"], "latest"):
             return one
     known = f"known: {', '.join(one['id'] for one in found[-3:])}" if found else "there are none"
-    raise UserError(f"ID {run[:60]}: no such run; {known}")
+    raise UserError(f"{field} {run[:60]}: no such run; {known}")
 
 
 def fetch(contract: Contract, run: str, target: Path, parts: Sequence[str]) -> None:

@@ -44,6 +44,7 @@ class Request:
     grid: tuple[tuple[str, tuple[str, ...]], ...] = ()
     each_nodes: int = 0
     then: Literal["stop", "destroy"] | None = None
+    resume: str | None = None
     id: str = field(default_factory=lambda: f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}")
 
     def groups(self) -> list[tuple[str, ...]]:
@@ -153,6 +154,7 @@ def make(args: argparse.Namespace, contract: Contract, variables: dict[str, str]
         grid=values,
         each_nodes=args.each_nodes or 1,
         then=args.then,
+        resume=args.resume,
     )
 
 
@@ -210,6 +212,7 @@ def record(request: Request, contract: Contract, tuned: dict[str, Tuning], venv:
         "variables": sorted(request.variables),
         "max_restarts": request.max_restarts,
         "then": request.then,
+        "resumes": request.resume,
         "image": request.container,
         "container": container_command(request, contract, tuned, f"{folder}/code"),
         "requirements": request.requirements.splitlines(),

@@ -37,12 +37,8 @@ def run(args: argparse.Namespace) -> int:
         return 0
     if not args.id:
         raise UserError(f"ID: missing; write `bench runs {args.action} ID`, or latest for the last run")
-    if args.id == "latest":
-        known = nodes.listed(contract)
-        if not known:
-            raise UserError("ID latest: there are no runs yet")
-        args.id = known[-1]["id"]
     found = nodes.find(contract, args.id)
+    args.id = found["id"]
     local = command.folder_of(args.env, args.id)
     if args.action == "logs":
         nodes.follow(contract, args.id, every=args.all_ranks, own=False, wait=args.follow).wait()

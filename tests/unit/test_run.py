@@ -144,6 +144,17 @@ def test_a_grid_has_one_folder_and_one_group_of_nodes_per_run(folder: Path) -> N
     assert made.groups() == [("head", "w1"), ("w2", "w3")]
 
 
+def test_a_resumed_run_gets_a_copy_of_what_each_of_its_points_wrote(folder: Path) -> None:
+    cluster = nodes(2)
+    words = ("--resume", "20260101-000000-abcd", "--grid", "lr=0.1,0.2", "--", "python", "train.py")
+    made = make(folder, cluster, *words)
+    text = on_nodes.resumed(cluster, made)
+    for value in ("0.1", "0.2"):
+        assert f"cp -a /shared/runs/20260101-000000-abcd/lr={value}/out /shared/runs/{made.id}/lr={value}/" in text
+    assert request.record(made, cluster, {})["resumes"] == "20260101-000000-abcd"
+    assert on_nodes.resumed(cluster, make(folder, cluster, "--", "python", "train.py")) == ""
+
+
 @pytest.mark.parametrize(
     "environment",
     [
