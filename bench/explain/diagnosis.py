@@ -25,6 +25,7 @@ LIMITS = {
     "network": "network",
     "collective": "all-reduce",
     "link": "link below its rate",
+    "node-link": "link between GPUs",
     "storage": "storage",
     "decode": "decode CPU",
     "straggler": "slow node",
@@ -83,12 +84,13 @@ def stray_traffic(trial: Trial) -> Stray | None:
 
 
 def wire_bytes(point: Point) -> float | None:
-    """Bytes one node sends per step in a ring all-reduce, compression included; None if the model is not known."""
+    """Bytes one node sends per step in a ring over all ranks, compression included; None if the model is not known."""
     try:
         size = float(models.get(point.model).gradient_bytes)
     except UserError:
         return None
-    return 2 * (point.nodes - 1) / point.nodes * size * WIRE_SHARE.get(point.compression, 1.0)
+    share = 2 * (point.gpus - 1) / point.gpus if point.nodes > 1 else 0.0
+    return share * size * WIRE_SHARE.get(point.compression, 1.0)
 
 
 def diagnose(point: MergedPoint) -> Diagnosis:
@@ -141,6 +143,9 @@ def diagnose_communication(point: MergedPoint, share: str, saturated: bool) -> D
     link = point.link_gbps or point.rate_gbps
     used = point.bus_gbps.median / link if point.bus_gbps and link > 0 else None
     exposed = f"communication is exposed during {share} of every step"
+    if point.nodes == 1:
+        more = "use GPUs that NVLink joins, gradient compression, or a larger batch"
+        return Diagnosis("node-link", f"{exposed}, between the GPUs of one node", more)
     if saturated and (used is None or used < LINK_FULL):
         why = f"the host CPU is {point.host_cpu:.0f}% busy"
         if used is not None:

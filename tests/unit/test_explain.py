@@ -2,12 +2,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from report_cases import RUNS, copy
 
 from bench.cli import main
-from bench.explain import roofline, weakest_link
+from bench.explain import diagnosis, roofline, weakest_link
 from bench.explain.command import explain_run
 from bench.explain.weakest_link import Stage
 from bench.results import runs, store
@@ -57,6 +58,23 @@ def test_change_that_buys_most(name: str, best: str) -> None:
 
 def test_nothing_is_predicted_from_a_saturated_host() -> None:
     assert explain_run(runs.load(RUNS / "cpu-saturated"))["changes"] == []
+
+
+def test_single_node_is_limited_by_the_link_between_its_gpus(tmp_path: Path) -> None:
+    def change(trial: dict[str, Any]) -> bool:
+        trial["point"]["gpus_per_node"] = 4
+        trial["breakdown_ms"]["exposed_comm"] = trial["step_ms"]["median"] / 2
+        return trial["point"]["nodes"] == 1
+
+    for point in tabulate(runs.load(copy("network-1g", tmp_path, change)).trials).points:
+        assert diagnosis.diagnose(point).label == "link between GPUs"
+
+
+def test_ring_of_all_ranks_crosses_a_card_once() -> None:
+    point = tabulate(runs.load(RUNS / "network-1g").trials).points[0].conditions
+    sixteen = point.model_copy(update={"nodes": 4, "gpus_per_node": 4})
+    assert diagnosis.wire_bytes(sixteen) == pytest.approx(2 * 15 / 16 * 102228128)
+    assert diagnosis.wire_bytes(sixteen.model_copy(update={"nodes": 1})) == 0
 
 
 def test_wrong_nic_shows_the_bytes_per_interface(capsys) -> None:
