@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
-from cluster import background, horovod_wheel, roles, wheelhouse
+from cluster import background, horovod_wheel, nccl_tests, roles, wheelhouse
 from cluster.core import root, ssh
 from cluster.core.config import ROOT, Cluster, layout, versions
 from cluster.core.process import PlaybookTasks, run_logged
@@ -111,6 +111,7 @@ def node_variables(state: State, cluster: Cluster) -> dict[str, object]:
         "wheelhouse_cuda": str(wheelhouse.folder("horovod-cuda", release)),
         "wheelhouse_nccl": str(wheelhouse.folder("nccl", release)),
         "wheelhouse_jupyterlab": str(wheelhouse.folder("jupyterlab", release)),
+        "nccl_tests_cache": str(nccl_tests.folder()),
         "horovod_wheel_cache": str(CACHE / "horovod"),
         "horovod_wheel_given": horovod_wheel.given(cluster),
     }

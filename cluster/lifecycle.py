@@ -15,7 +15,18 @@ from typing import Any
 
 from rich.table import Table
 
-from cluster import background, device_check, health, horovod_wheel, image, in_use, lab, recovery, wheelhouse
+from cluster import (
+    background,
+    device_check,
+    health,
+    horovod_wheel,
+    image,
+    in_use,
+    lab,
+    nccl_tests,
+    recovery,
+    wheelhouse,
+)
 from cluster.core import causes, config, files, lock, root, ssh, tfstate
 from cluster.core.config import ROOT, layout
 from cluster.core.contract import Contract
@@ -86,7 +97,10 @@ def deploy(env: str, nodes: int | None, as_json: bool, yes: bool = False, replac
             node_image = provider.ensure_image(progress)
             if not node_image:
                 progress("filling the wheelhouse; Ansible installs everything on the nodes")
-                wheelhouse.fill(image.wheelhouses_of(cluster), cluster.os_release, state.log("image"), progress)
+                wheelhouses = image.wheelhouses_of(cluster)
+                wheelhouse.fill(wheelhouses, cluster.os_release, state.log("image"), progress)
+                if "nccl" in wheelhouses:
+                    nccl_tests.fetch(progress)
         with progress.phase(f"terraform: {cluster.nodes} nodes"):
             contract = apply(found, progress)
             provider.wait_for_nodes(contract, progress)

@@ -96,6 +96,9 @@ def measure(args: argparse.Namespace, contract: Contract) -> int:
         ring = communication.links()
         link_gbps = min(row["gbps"] for row in ring)
         measured = [row for name in engines for row in communication.collectives(name, settings, cases, args.seconds)]
+        if "nccl" in engines:
+            names = dict.fromkeys(case.collective for case in cases)
+            measured += communication.nccl_tests(settings, names, args.smallest, args.largest)
         rows = [{**row, "link_share": row["busbw_gbps"] / link_gbps} for row in measured]
     result = {
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -116,6 +119,10 @@ def measure(args: argparse.Namespace, contract: Contract) -> int:
 
 def or_dash(value: int | None) -> str:
     return "-" if value is None else str(value)
+
+
+def interval(row: dict[str, Any]) -> str:
+    return "-" if row["time_low_us"] is None else f"{row['time_low_us']:.0f}-{row['time_high_us']:.0f}"
 
 
 def numa_warnings(topology: list[dict[str, Any]]) -> list[str]:
@@ -153,7 +160,7 @@ def show(result: dict[str, Any]) -> None:
     for row in result["rows"]:
         table.add_row(
             *(row["collective"], row["engine"], str(row["size"]), str(row["count"]), row["type"]),
-            *(f"{row['time_us']:.0f}", f"{row['time_low_us']:.0f}-{row['time_high_us']:.0f}"),
+            *(f"{row['time_us']:.0f}", interval(row)),
             *(f"{row['algbw_gbps']:.3f}", f"{row['busbw_gbps']:.3f}"),
             *(f"{row['link_share']:.1%}", str(row["errors"])),
         )

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import statistics
 import time
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from functools import partial
 from subprocess import PIPE, Popen, TimeoutExpired
 from typing import Annotated, Any
@@ -13,6 +14,7 @@ from typing import Annotated, Any
 from pydantic import Field
 from typing_extensions import TypedDict
 
+from bench.comm import nccl_tests
 from bench.plan import scale_model
 from bench.sweep.executors import SshExecutor
 from bench.sweep.launch import Launch
@@ -29,6 +31,7 @@ from cluster.tuning import Tuning
 SIZE_FACTOR = 4
 LINK_SECONDS = 2
 START_LIMIT = 120
+NCCL_TESTS_LIMIT = 600
 
 
 @dataclass(frozen=True)
@@ -111,6 +114,10 @@ class Communication:
         worker_files.install(contract, self.names)
 
     def events(self, launch: Launch, limit: float) -> list[Event]:
+        return [event for line in self.output(launch, limit).splitlines() if (event := protocol.parse(line))]
+
+    def output(self, launch: Launch, limit: float) -> str:
+        """What a launch prints. Raises InfraError if it fails."""
         # The supervisor on the head ends the launch when its standard input closes, so keep it open.
         read_end, write_end = os.pipe()
         argv = self.executor.argv(launch)
@@ -130,12 +137,12 @@ class Communication:
             except TimeoutExpired:
                 process.kill()
             self.progress.now("launch", "")
-        events = [event for line in out.text().splitlines() if (event := protocol.parse(line))]
-        reported = [event.error for event in events if isinstance(event, Failed)]
+        text = out.text()
+        reported = [event.error for line in text.splitlines() if isinstance(event := protocol.parse(line), Failed)]
         if process.returncode or reported:
             said = [line.strip() for line in err.text().splitlines() if line.strip() and protocol.MARK not in line]
             raise InfraError(f"{where} failed: {[*reported, *said[-1:], 'no output'][0][:300]}")
-        return events
+        return text
 
     def show(self, where: str, line: str) -> None:
         """Show the event of the worker that a line holds, if any."""
@@ -218,6 +225,23 @@ class Communication:
                 }
             )
         return rows
+
+    def nccl_tests(
+        self, settings: Tuning, collectives: Iterable[str], smallest: int, largest: int
+    ) -> list[dict[str, Any]]:
+        """Rows of nccl-tests, if every node has it. It cannot be scaled, so a shaped fabric has none."""
+        if self.scale != 1 or not nccl_tests.installed(self.contract, self.names):
+            return []
+        found = []
+        for name in collectives:
+            self.progress.now("cases", f"nccl-tests: {name}")
+            launch = self.launch("nccl", settings, Spec([]))
+            words = nccl_tests.command(name, smallest, largest, SIZE_FACTOR)
+            run = replace(launch, words=("python3", worker_files.folder(), "fabric", *words))
+            given = {"collective": name, "engine": "nccl-tests", "nodes": len(self.names), "ranks": self.ranks("nccl")}
+            output = self.output(run, NCCL_TESTS_LIMIT)
+            found += [{**given, "fabric": self.fabric, "scale": 1.0, **row} for row in nccl_tests.rows(output)]
+        return found
 
     def links(self) -> list[dict[str, Any]]:
         """iperf3 between ring neighbours at the same rate, in the modelled cluster's units."""

@@ -4,7 +4,17 @@ import importlib
 import sys
 
 PROGRAMS = (
-    *("check_devices", "collectives", "gpulab_job", "links", "run_agent", "run_end", "run_follow", "run_launch"),
+    *(
+        "check_devices",
+        "collectives",
+        "fabric",
+        "gpulab_job",
+        "links",
+        "run_agent",
+        "run_end",
+        "run_follow",
+        "run_launch",
+    ),
     *("run_packages", "run_rank", "stages", "supervise", "topology", "trials", "verify"),
 )
 

@@ -1,5 +1,7 @@
 """The card of a launch's fabric on this node, and the settings that name it. Standard library only.
 
+    fabric COMMAND ARGUMENTS       replaces this process by another program, on the launch's fabric
+
 Cards have other names on other nodes, so the fabric's subnet finds them. Names are exact: `eth1` alone would also match
 eth10 in NCCL.
 """
@@ -10,6 +12,7 @@ import ipaddress
 import os
 import socket
 import struct
+import sys
 from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 
@@ -72,3 +75,8 @@ def use(environment: MutableMapping[str, str] = os.environ) -> None:
     if name := of_launch(environment):
         transport = environment[VARIABLE].partition(" ")[0]
         environment.update(settings(transport, name, adapters(name) if transport == "verbs" else []))
+
+
+def main() -> None:
+    use()
+    os.execvp(sys.argv[1], sys.argv[1:])  # noqa: S606 (no shell)
