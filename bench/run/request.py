@@ -101,7 +101,7 @@ def grid(texts: Sequence[str]) -> tuple[tuple[str, tuple[str, ...]], ...]:
 
 def requirements(name: str) -> str:
     """The text of a requirements file. The nodes get this file alone."""
-    path = Path(name)
+    path = Path(name).expanduser()
     if not path.is_file():
         raise UserError(f"--requirements {name}: no such file")
     text = files.text(path)
@@ -118,7 +118,7 @@ def make(args: argparse.Namespace, contract: Contract, variables: dict[str, str]
     if contract.storage.backend == "none":
         raise UserError("cluster.storage.backend: none, but a run needs a folder that all nodes share; choose another")
     words = tuple(args.words[1:] if args.words[:1] == ["--"] else args.words)
-    folder = Path(args.folder).resolve()
+    folder = Path(args.folder).expanduser().resolve()
     if not folder.is_dir():
         raise UserError(f"--folder {args.folder}: no such folder")
     source.check_words(folder, words)

@@ -51,6 +51,8 @@ def run(args: argparse.Namespace) -> int:
     if args.action == "cancel":
         if found["state"] != "running":
             raise UserError(f"ID {args.id}: the run has ended ({found['state']})")
+        if "pid" in found:
+            raise UserError(f"ID {args.id}: somebody started it on the head; end it there with Ctrl-C")
         nodes.stop(contract, found["nodes"], args.id)
         print(f"run {args.id}: cancelled")
         return 0

@@ -13,6 +13,8 @@ def main() -> None:
             end = folder / "end.json"
             # systemd makes this folder for the launcher's unit and removes it with the unit.
             live = pathlib.Path(f"/run/run-{folder.name}-launch").exists()
+            # Of a run that somebody started on the head.
+            live = live or (not end.exists() and pathlib.Path(f"/proc/{run.get('pid', 'none')}").exists())
             run["end"] = json.loads(end.read_text()) if end.exists() and not live else None
             run["state"] = "running" if live else run["end"]["state"] if run["end"] else "lost"
             found.append(run)

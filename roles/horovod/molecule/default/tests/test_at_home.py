@@ -81,6 +81,16 @@ def test_torchrun_without_nodes_uses_all_nodes(nodes):
     assert done.stdout.startswith("head rank 0 of 1 "), done.stdout + done.stderr
 
 
+def test_bench_without_a_share_and_other_commands_name_what_to_use_instead(nodes):
+    for words, answer in (
+        ("run -- python train.py", "use horovodrun, mpirun or torchrun"),
+        ("sweep", "only `bench run`"),
+    ):
+        done = nodes.as_user("head", f"bench {words}; echo exit code $?")
+        assert (done.stdout, done.stderr.count("\n")) == ("exit code 2\n", 1), done.stderr
+        assert answer in done.stderr
+
+
 def test_variable_of_the_user_wins_over_the_clusters(nodes):
     show = 'import os; print(os.environ["HOROVOD_CYCLE_TIME"])'
     done = nodes.as_user("head", f"mpirun -np 2 -x HOROVOD_CYCLE_TIME=77 python -c {shlex.quote(show)}")

@@ -1,0 +1,81 @@
+"""bench on the head: which launcher starts which ranks, and what it refuses. On nodes: tests/e2e/test_journey.py."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import subprocess
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from bench.worker import run_list
+from cluster.core.config import ROOT
+
+
+@pytest.fixture
+def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    spec = importlib.util.spec_from_file_location("bench_on_the_head", ROOT / "roles/horovod/files/bench.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc/hostfile").write_text("head slots=2\nw1 slots=2\nw2 slots=2\n")
+    (tmp_path / "share/mine").mkdir(parents=True)
+    monkeypatch.setattr(module, "SETTINGS", tmp_path / "etc")
+    monkeypatch.chdir(tmp_path / "share/mine")
+    return module
+
+
+def ask(engine: str = "horovod", nodes: int | None = None, *words: str) -> argparse.Namespace:
+    return argparse.Namespace(engine=engine, nodes=nodes, words=list(words))
+
+
+def test_launchers_start_all_slots_of_the_chosen_nodes(bench: ModuleType) -> None:
+    chosen = bench.hosts(["head slots=2", "w1 slots=2", ""], None)
+    assert bench.launcher("horovod", chosen) == ["horovodrun", "--gloo", "-np", "4", "-H", "head:2,w1:2"]
+    line = " ".join(bench.launcher("ddp", chosen))
+    assert line.startswith("mpirun -np 2 -H head,w1 ") and "torchrun --nnodes 2 --nproc-per-node 2 " in line
+    assert "--standalone --nproc-per-node 2" in " ".join(bench.launcher("ddp", chosen[:1]))
+
+
+@pytest.mark.parametrize(
+    ("nodes", "words", "reason"),
+    [(4, ("python", "x.py"), "--nodes 4: the cluster has 3"), (None, (), "COMMAND: missing")],
+)
+def test_what_cannot_work_is_one_line(
+    bench: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str], nodes: int, words: list[str], reason: str
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        bench.run(tmp_path / "share", ask("horovod", nodes, *words))
+    said = capsys.readouterr().err
+    assert ended.value.code == 2 and said.startswith(f"bench: {reason}") and said.count("\n") == 1
+
+
+def test_a_folder_that_other_nodes_cannot_see_is_refused(
+    bench: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit):
+        bench.run(tmp_path / "share", ask("horovod", None, "python", "x.py"))
+    assert "other nodes cannot see it" in capsys.readouterr().err
+
+
+def test_a_run_has_a_folder_the_variables_and_a_record(
+    bench: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The launcher is a stand-in that gives one rank its variables, as horovodrun does."""
+    start = ["env", "HOROVOD_RANK=1", "HOROVOD_SIZE=3", "HOROVOD_LOCAL_RANK=0", "HOROVOD_LOCAL_SIZE=1"]
+    monkeypatch.setattr(bench, "launcher", lambda *_: start)
+    show = 'echo "$RANK $WORLD_SIZE $RUN_DATA"; echo 7 > "$RUN_OUTPUT/x"; exit 3'
+    assert bench.run(tmp_path / "share", ask("horovod", None, "--", "sh", "-c", show)) == 1
+    (folder,) = (tmp_path / "share/runs").iterdir()
+    assert capfd.readouterr().out == (folder / "logs/rank-0.log").read_text() == f"1 3 {tmp_path}/share/datasets\n"
+    assert (folder / "out/x").read_text() == "7\n"
+    # The controller's `bench runs` reads the same record.
+    program = f"{Path(run_list.__file__).read_text()}\nmain()\n"
+    argv = ["python3", "-c", program, str(tmp_path / "share/runs")]
+    (listed,) = json.loads(subprocess.run(argv, capture_output=True, text=True, check=True).stdout)
+    assert (listed["state"], listed["nodes"], listed["id"]) == ("failed", ["head", "w1", "w2"], folder.name)
