@@ -39,6 +39,8 @@ DPKG_OPTIONS = (
     "force-unsafe-io",
     *(f"path-exclude=/usr/share/{folder}/*" for folder in ("doc", "info", "locale", "man")),
     "path-include=/usr/share/doc/*/copyright",
+    # 212 MB that only an old page of Prometheus reads.
+    "path-exclude=/usr/share/javascript/moment-timezone/data/*",
 )
 BUILD_SUBNET = "10.76.255.0/24"
 # horovod_device in roles/horovod -> its wheelhouse
