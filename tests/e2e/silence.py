@@ -96,14 +96,20 @@ def read(reader: int, process: subprocess.Popen[bytes], end: float) -> bytes:
     return b""
 
 
-def lines(parts: Iterable[tuple[float, str]]) -> Iterable[tuple[float, str]]:
-    """Every complete line, or redraw of a line, without escapes and times; with the time at which it was complete."""
+def redraws(parts: Iterable[tuple[float, str]]) -> Iterable[tuple[float, str]]:
+    """Every complete line, or redraw of a line, without escapes; with the time at which it was complete."""
     rest = ""
     for at, text in parts:
         *complete, rest = re.split(r"[\r\n]+", rest + text)
         for line in complete:
-            if plain := " ".join(TIME.sub("", ESCAPE.sub("", line)).split()):
-                yield at, plain
+            yield at, ESCAPE.sub("", line).rstrip()
+
+
+def lines(parts: Iterable[tuple[float, str]]) -> Iterable[tuple[float, str]]:
+    """The same without times; what is empty then is left out."""
+    for at, line in redraws(parts):
+        if plain := " ".join(TIME.sub("", line).split()):
+            yield at, plain
 
 
 def longest_gap(recording: Recording) -> tuple[float, str]:

@@ -1,9 +1,10 @@
 """Time the first run of a new user: `make deploy bench` in a clean clone with empty caches, part by part.
 
-    first.py [--busy] [--again] [--keep]
+    first.py [--busy] [--again] [--terminal] [--keep]
 
---busy runs one busy loop per core beside it. --again also times a second clone on the same machine after `make destroy`
-in the first. Needs root: podman gets an empty storage of its own. OS packages that are installed already stay.
+--busy runs one busy loop per core beside it. --terminal gives the commands a terminal, so that their lines are live.
+--again also times a second clone on the same machine after `make destroy` in the first. Needs root: podman gets an
+empty storage of its own. OS packages that are installed already stay.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -54,19 +56,31 @@ def run(clone: Path, env: dict[str, str], *words: str) -> list[tuple[float, str]
     return lines
 
 
-def heard(title: str, lines: list[tuple[float, str]]) -> bool:
+def record(clone: Path, env: dict[str, str], *words: str) -> list[tuple[float, str]]:
+    """As run, in a terminal: each redraw of the live line counts as a line."""
+    recording = silence.record(words, terminal=True, cwd=clone, env=env)
+    if recording.returncode:
+        sys.exit(
+            f"perf-first: {' '.join(words)} failed with exit code {recording.returncode}: {recording.text[-2000:]}"
+        )
+    return [*silence.redraws(recording.parts), (recording.seconds, "")]
+
+
+def heard(title: str, lines: list[tuple[float, str]], terminal: bool) -> bool:
     """Whether the output was never silent for long."""
-    found = silence.problems(silence.Recording(False, [(at, f"{line}\n") for at, line in lines], lines[-1][0]))
+    found = silence.problems(silence.Recording(terminal, [(at, f"{line}\n") for at, line in lines], lines[-1][0]))
     print(f"{title}: {'; '.join(found) or 'never silent'}")
     return not found
 
 
-def first_report(clone: Path, env: dict[str, str]) -> list[tuple[float, str]]:
+def first_report(
+    clone: Path, env: dict[str, str], call: Callable[..., list[tuple[float, str]]] = run
+) -> list[tuple[float, str]]:
     subprocess.run(["git", "clone", "--quiet", ROOT, clone], check=True)
     shutil.copytree(clone / "inventories/local", clone / "inventories" / ENV, symlinks=True)
     file = clone / "inventories" / ENV / "group_vars/all/cluster.yml"
     file.write_text(file.read_text().replace("name: local", f"name: {ENV}").replace("10.77.", "10.84."))
-    return run(clone, env, "make", "deploy", "bench", f"ENV={ENV}")
+    return call(clone, env, "make", "deploy", "bench", f"ENV={ENV}")
 
 
 def parts(lines: list[tuple[float, str]]) -> dict[str, float]:
@@ -94,7 +108,7 @@ def table(title: str, lines: list[tuple[float, str]], goal: float) -> bool:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for flag in ("--busy", "--again", "--keep"):
+    for flag in ("--busy", "--again", "--terminal", "--keep"):
         parser.add_argument(flag, action="store_true")
     args = parser.parse_args()
     if os.geteuid():
@@ -107,8 +121,8 @@ def main() -> int:
     met = []
     try:
         title, goal = ("first run, busy machine", "busy") if args.busy else ("first run", "first")
-        lines = first_report(clones[0], env)
-        met += [table(title, lines, GOALS[goal]), heard(title, lines)]
+        lines = first_report(clones[0], env, record if args.terminal else run)
+        met += [table(title, lines, GOALS[goal]), heard(title, lines, args.terminal)]
         if args.again:
             run(clones[0], env, "make", "destroy", f"ENV={ENV}")
             met.append(table("second clone", first_report(clones[1], env), GOALS["again"]))
