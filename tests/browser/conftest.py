@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 import os
 import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -69,6 +72,15 @@ def start(profile: Path, *flags: str) -> webdriver.Chrome:
     options.add_argument(f"--user-data-dir={profile}")
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
     return webdriver.Chrome(options=options, service=Service(driver))
+
+
+def trusting(certificate: Path) -> str:
+    """A flag: trust only this certificate's key. A page with another certificate does not open."""
+    x509 = ["openssl", "x509", "-in", str(certificate), "-noout", "-pubkey"]
+    public = subprocess.run(x509, capture_output=True, check=True).stdout
+    der = ["openssl", "pkey", "-pubin", "-outform", "DER"]
+    key = subprocess.run(der, input=public, capture_output=True, check=True).stdout
+    return f"--ignore-certificate-errors-spki-list={base64.b64encode(hashlib.sha256(key).digest()).decode()}"
 
 
 @pytest.fixture(scope="session")

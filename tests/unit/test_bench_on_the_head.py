@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import subprocess
 from pathlib import Path
@@ -11,20 +10,18 @@ from types import ModuleType
 
 import pytest
 
-from bench.worker import run_list
-from cluster.core.config import ROOT
+from bench.worker import on_head, run_list
 
 
 @pytest.fixture
 def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    spec = importlib.util.spec_from_file_location("bench_on_the_head", ROOT / "roles/horovod/files/bench.py")
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = on_head
     (tmp_path / "etc").mkdir()
     (tmp_path / "etc/hostfile").write_text("head slots=2\nw1 slots=2\nw2 slots=2\n")
     (tmp_path / "share/mine").mkdir(parents=True)
     monkeypatch.setattr(module, "SETTINGS", tmp_path / "etc")
+    monkeypatch.setattr(module, "cleared", [], raising=False)
+    monkeypatch.setattr(module, "clear", lambda name, names: module.cleared.append(tuple(names)))
     monkeypatch.chdir(tmp_path / "share/mine")
     return module
 
@@ -78,4 +75,6 @@ def test_a_run_has_a_folder_the_variables_and_a_record(
     program = f"{Path(run_list.__file__).read_text()}\nmain()\n"
     argv = ["python3", "-c", program, str(tmp_path / "share/runs")]
     (listed,) = json.loads(subprocess.run(argv, capture_output=True, text=True, check=True).stdout)
+    # Processes of the run are ended on all of its nodes, whoever started them there.
+    assert bench.cleared == [("head", "w1", "w2")]
     assert (listed["state"], listed["nodes"], listed["id"]) == ("failed", ["head", "w1", "w2"], folder.name)

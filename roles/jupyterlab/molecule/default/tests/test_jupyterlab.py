@@ -1,10 +1,7 @@
-import base64
-import hashlib
 import http.client
 import json
 import re
 import ssl
-import subprocess
 import time
 import uuid
 
@@ -182,15 +179,7 @@ def test_notebook_trains_the_example_script_on_both_nodes_and_resumes(lab):
 
 
 def test_chromium_opens_the_lab_at_the_share_without_pop_up_and_without_a_command_that_does_not_apply(lab, tmp_path):
-    """Chromium trusts only this key and would not open a page with another certificate."""
-    public = subprocess.run(
-        ["openssl", "x509", "-in", lab.certificate, "-noout", "-pubkey"], capture_output=True, check=True
-    )
-    der = subprocess.run(
-        ["openssl", "pkey", "-pubin", "-outform", "DER"], input=public.stdout, capture_output=True, check=True
-    )
-    pin = base64.b64encode(hashlib.sha256(der.stdout).digest()).decode()
-    driver = chromium.start(tmp_path, f"--ignore-certificate-errors-spki-list={pin}")
+    driver = chromium.start(tmp_path, chromium.trusting(lab.certificate))
     try:
         driver.get(f"https://{lab.address}:{PORT}/lab")
         assert "/login" in driver.current_url

@@ -9,13 +9,17 @@ import json
 import os
 import secrets
 import shlex
+import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
 SETTINGS = Path("/etc/horovod-cluster")
+# Ctrl-C, kill and a closed terminal.
+ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 ELSEWHERE = "only `bench run` and `bench runs` work on a node; the others on the machine that deployed"
 # RANK and the others, which torchrun gives and horovodrun calls otherwise.
 NAMES = {"RANK": "RANK", "WORLD_SIZE": "SIZE", "LOCAL_RANK": "LOCAL_RANK", "LOCAL_WORLD_SIZE": "LOCAL_SIZE"}
@@ -33,6 +37,26 @@ def hosts(lines: list[str], count: int | None) -> list[tuple[str, int]]:
     if count and count > len(found):
         refuse(f"--nodes {count}: the cluster has {len(found)}")
     return found[:count]
+
+
+# Every process of a run has its id among its variables, whichever session or group it moved to.
+CLEAR = """for each in /proc/[0-9]*; do
+  tr '\\0' '\\n' < $each/environ 2>/dev/null | grep -qx RUN_ID={name} && kill -9 ${{each#/proc/}}
+done"""
+
+
+def clear(name: str, names: list[str]) -> None:
+    """End what the run left on its nodes: the launcher cannot reach a rank's own children."""
+    command = CLEAR.format(name=name)
+    ssh = ["ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=5"]
+    argvs = [["sh", "-c", command] if host == os.uname().nodename else [*ssh, host, command] for host in names]
+    no = subprocess.DEVNULL
+    for process in [subprocess.Popen(argv, stdin=no, stdout=no, stderr=no, start_new_session=True) for argv in argvs]:
+        process.wait()
+
+
+def interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
 
 
 def launcher(engine: str, chosen: list[tuple[str, int]]) -> list[str]:
@@ -77,21 +101,35 @@ def run(share: Path, args: argparse.Namespace) -> int:
     print(f"run {name} on {', '.join(record['nodes'])}", file=sys.stderr, flush=True)
     found = {"RUN_ID": name, "RUN_DATA": share / "datasets", "RUN_OUTPUT": folder / "out", "PYTHONUNBUFFERED": 1}
     rank = ["env", *(f"{key}={value}" for key, value in found.items()), "sh", "-c", f'{RENAME}exec "$@"', "sh", *words]
+    for number in ENDS:
+        signal.signal(number, interrupt)
     try:
-        code = stream([*launcher(args.engine, chosen), *rank], folder / "logs/rank-0.log")
+        code = stream([*launcher(args.engine, chosen), *rank], folder / "logs/rank-0.log", name)
         state = "ok" if code == 0 else "failed"
     except KeyboardInterrupt:
-        # The terminal interrupts the launcher too, which ends its ranks.
         code, state = 130, "cancelled"
+    for number in ENDS:
+        signal.signal(number, signal.SIG_IGN)
+    clear(name, record["nodes"])
     write(folder / "end.json", {"state": state, "ended": time.time(), "points": [state]})
-    print(f"run {name}: {state} after {time.time() - begin:.0f} s; its output is in {folder}/out", file=sys.stderr)
+    # A closed terminal takes no line.
+    with suppress(OSError):
+        print(f"run {name}: {state} after {time.time() - begin:.0f} s; its output is in {folder}/out", file=sys.stderr)
     return code if code in (0, 130) else 1
 
 
-def stream(argv: list[str], log: Path) -> int:
-    """Run a command; its output goes to the screen and into the log."""
-    pipe, both = subprocess.PIPE, subprocess.STDOUT
-    with log.open("wb") as file, subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=pipe, stderr=both) as process:
+def stream(argv: list[str], log: Path, name: str) -> int:
+    """Run a launcher; its output goes to the screen and into the log."""
+    with (
+        log.open("wb") as file,
+        subprocess.Popen(
+            argv,
+            env={**os.environ, "RUN_ID": name},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        ) as process,
+    ):
         for line in process.stdout or ():
             file.write(line)
             sys.stdout.buffer.write(line)
