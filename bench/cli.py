@@ -19,6 +19,7 @@ COMMANDS = {
     "runs": "bench.run.runs",
     "comm": "bench.comm.command",
     "tune": "bench.tune.command",
+    "selfcheck": "bench.selfcheck.command",
     "report": "bench.report.command",
     "explain": "bench.explain.command",
     "compare": "bench.compare",
@@ -30,7 +31,7 @@ COMMANDS = {
     "data": "bench.data.command",
 }
 # They use Terraform, Ansible or the notebooks. The others work wherever the package is installed.
-NEED_CHECKOUT = {"sweep", "run", "runs", "comm", "tune", "jupyter"}
+NEED_CHECKOUT = {"sweep", "run", "runs", "comm", "tune", "selfcheck", "jupyter"}
 
 
 def summary(module: str) -> str:

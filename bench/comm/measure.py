@@ -78,6 +78,7 @@ class Card(TypedDict):
     driver: str
     speed_mbit: int | None
     numa: int | None
+    adapters: list[str]
 
 
 class Gpu(TypedDict):

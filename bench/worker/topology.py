@@ -53,6 +53,7 @@ def card(interface: str) -> dict[str, Any]:
         "driver": driver.readlink().name if driver.exists() else link_kind(folder),
         "speed_mbit": int(speed) if speed and int(speed) > 0 else None,
         "numa": numa_of(folder / "device", f"os={interface}"),
+        "adapters": fabric.adapters(interface, SYS / "class"),
     }
 
 

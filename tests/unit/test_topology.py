@@ -28,6 +28,13 @@ def machine(tmp_path, monkeypatch):
     (net / "device").symlink_to(card)
     for name, value in {"address": "02:00:00:00:00:01", "mtu": "9000", "speed": "100000"}.items():
         (net / name).write_text(f"{value}\n")
+    port = tmp_path / "class/infiniband/mlx5_0/ports/1"
+    port.mkdir(parents=True)
+    (net / "dev_port").write_text("0\n")
+    (port / "link_layer").write_text("Ethernet\n")
+    (card / "net").mkdir()
+    (card / "net/eth1").symlink_to(net)
+    (port.parents[1] / "device").symlink_to(card)
     monkeypatch.setattr(topology, "SYS", tmp_path)
     answers = {"nvidia-smi": "00000000:3B:00.0, Tesla P100-PCIE-16GB"}
     monkeypatch.setattr(topology, "output", lambda *argv: answers.get(argv[0], ""))
@@ -42,7 +49,7 @@ def test_card_and_gpu_are_found_with_their_numa_nodes(machine, monkeypatch, caps
     assert found["numa_nodes"] == 2
     assert found["card"] == {
         **{"interface": "eth1", "mac": "02:00:00:00:00:01", "mtu": 9000, "driver": "mlx5_core"},
-        **{"speed_mbit": 100000, "numa": 1},
+        **{"speed_mbit": 100000, "numa": 1, "adapters": ["mlx5_0:1"]},
     }
     assert found["gpus"] == [{"bus": "0000:3b:00.0", "name": "Tesla P100-PCIE-16GB", "numa": 0}]
     (line,) = comm.numa_warnings([found])

@@ -1,0 +1,1 @@
+"""Check a cluster against what we expect of it."""
