@@ -54,6 +54,7 @@ def sweep(deployed: Project) -> Iterator[subprocess.Popen[str]]:
         ["bench", "sweep", "--env", ENV, "--plan", "two.yml"],
         ["bench", "comm", "--env", ENV],
         ["bench", "tune", "--env", ENV],
+        ["bench", "selfcheck", "--env", ENV],
         ["cluster", "--env", ENV, "deploy"],
         ["cluster", "--env", ENV, "scale", "--nodes", "3"],
         ["cluster", "--env", ENV, "plan"],
