@@ -120,8 +120,8 @@ test: setup ## run everything CI runs, as root; FAST=1: check, Terraform, one de
 test-terraform: setup ## run the Terraform tests alone
 	@$(VENV)/python tests/run.py terraform
 
-test-cuda: setup ## compile Horovod and the NVIDIA driver without a GPU: 3 GB, a quarter of an hour
-	@$(VENV)/python tests/molecule/run.py -j 1 horovod/cuda nvidia_driver/forced
+test-cuda: setup ## compile Horovod for both CUDA stacks and the NVIDIA driver without a GPU: 6 GB, half an hour
+	@$(VENV)/python tests/molecule/run.py -j 1 horovod/cuda horovod/cuda12 nvidia_driver/forced
 
 test-long: test-cuda ## run what make test has no time for: CUDA builds, every repair of doctor, foreign traffic, three drills of 20 minutes
 	@$(VENV)/pytest -v tests/long

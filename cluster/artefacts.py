@@ -13,7 +13,7 @@ import re
 import subprocess
 from typing import Any
 
-from cluster import image, roles
+from cluster import image, roles, wheelhouse
 from cluster.core import config, files, locks, root
 from cluster.core.config import ROOT, Cluster
 from cluster.core.state import CACHE, State
@@ -23,7 +23,9 @@ LOCKS = {
     "controller.lock": "this machine",
     "nodes.lock": "nodes",
     "nodes-cuda.lock": "nodes with GPUs",
+    "nodes-cuda12.lock": "nodes with GPUs before Turing",
     "nccl.lock": "nodes with GPUs",
+    "nccl-cuda12.lock": "nodes with GPUs before Turing",
     "jupyter.lock": "nodes with JupyterLab",
     "gpulab.lock": "this machine, for ENV=gpulab",
 }
@@ -34,11 +36,12 @@ def wheels(cluster: Cluster) -> list[Row]:
     """What the Python of each machine installs: a lock also names packages for other Pythons and systems."""
     rows = []
     for name, where in LOCKS.items():
-        path = ROOT / "requirements" / name
-        if not path.exists():
-            continue
         here = where.startswith("this machine")
         python = platform.python_version() if here else config.PYTHONS[cluster.os_release]
+        path = ROOT / "requirements" / name
+        path = path if here else wheelhouse.for_python(path, python)
+        if not path.exists():
+            continue
         for one in locks.installed_by(python, path):
             rows.append(row("wheel", one.requirement.name, one.version, list(one.hashes), where))
     return rows

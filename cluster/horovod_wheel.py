@@ -10,6 +10,7 @@ import re
 import zipfile
 from pathlib import Path
 
+from cluster import gpus, survey
 from cluster.core import files
 from cluster.core.config import PYTHONS, Cluster, versions
 from cluster.core.errors import UserError
@@ -23,11 +24,12 @@ def given(cluster: Cluster) -> str:
     """The path in HOROVOD_WHEEL, or "" if it is not set."""
     text = os.environ.get("HOROVOD_WHEEL", "")
     if text:
-        check(Path(text), PYTHONS[cluster.os_release])
+        old = any(cluster.gpus()) and gpus.expected(survey.models(cluster)) == "12"
+        check(Path(text), PYTHONS[cluster.os_release], versions()["torch_cuda12" if old else "torch"])
     return str(Path(text).resolve()) if text else ""
 
 
-def check(path: Path, python: str) -> None:
+def check(path: Path, python: str, wanted: str) -> None:
     """Refuse a wheel of another Horovod, Python, torch or MPI than the nodes have."""
     pinned = versions()
     tag = "cp{}{}".format(*python.split("."))
@@ -41,7 +43,7 @@ def check(path: Path, python: str) -> None:
     except (OSError, zipfile.BadZipFile, KeyError, ValueError) as error:
         raise UserError(f"HOROVOD_WHEEL={path}: cannot be read as a wheel of Horovod: {error}") from None
     torch = str(built.get("pytorch") if isinstance(built, dict) else None).partition("+")[0]
-    if torch != pinned["torch"]:
-        raise UserError(f"HOROVOD_WHEEL={path}: compiled for torch {torch}, the nodes have {pinned['torch']}")
+    if torch != wanted:
+        raise UserError(f"HOROVOD_WHEEL={path}: compiled for torch {torch}, the nodes have {wanted}")
     if MPI not in library:
         raise UserError(f"HOROVOD_WHEEL={path}: compiled without OpenMPI 4, which the nodes have")

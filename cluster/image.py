@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
-from cluster import background, horovod_wheel, nccl_tests, roles, wheelhouse
+from cluster import background, gpus, horovod_wheel, nccl_tests, roles, survey, wheelhouse
 from cluster.core import root, ssh
 from cluster.core.config import ROOT, Cluster, layout, versions
 from cluster.core.process import PlaybookTasks, run_logged
@@ -43,11 +43,9 @@ DPKG_OPTIONS = (
     "path-exclude=/usr/share/javascript/moment-timezone/data/*",
 )
 BUILD_SUBNET = "10.76.255.0/24"
-# horovod_device in roles/horovod -> its wheelhouse
-WHEELHOUSES = {"cpu": "horovod", "cuda": "horovod-cuda"}
 # Mount points on the builder: horovod_packages in roles/horovod, jupyterlab_packages in roles/jupyterlab.
 ON_NODE = {
-    **dict.fromkeys(WHEELHOUSES.values(), "/var/cache/wheelhouse"),
+    **dict.fromkeys(("horovod", "horovod-cuda", "horovod-cuda12"), "/var/cache/wheelhouse"),
     "jupyterlab": "/var/cache/wheelhouse-jupyterlab",
 }
 
@@ -79,40 +77,52 @@ def role_files(role: str) -> list[Path]:
     return [path for path in files if path.parent.name != "templates" or path.name in tasks]
 
 
-def node_key(cluster: Cluster, wheelhouses: Iterable[str] | None = None) -> str:
+def node_key(cluster: Cluster, wheelhouses: Iterable[str] | None = None, arch_flags: str = "") -> str:
     """Digest of everything that the install halves of the cluster's roles depend on."""
     active = roles.active(cluster)
     files = [path for role in active for path in role_files(role)]
     files += [ROOT / "ansible/image.yml", ROOT / "versions.yml", ROOT / "cluster/core/layout.yml"]
-    files += [wheelhouse.LOCKS[name] for name in wheelhouses or wheelhouses_of(cluster)]
-    return digest_of(files, base_key(cluster.os_release), cluster.storage.backend, *active)
+    files += [wheelhouse.lock(name, cluster.os_release) for name in wheelhouses or wheelhouses_of(cluster)]
+    return digest_of(files, base_key(cluster.os_release), cluster.storage.backend, arch_flags, *active)
 
 
-def wheelhouses_of(cluster: Cluster) -> list[str]:
+def wheelhouses_of(cluster: Cluster, stack: str = "") -> list[str]:
     """Wheelhouses of all nodes. A cluster may have nodes with GPUs and nodes without."""
-    found = {one for gpus in cluster.gpus() for one in wheelhouses_in(cluster, "cuda" if gpus else "cpu")}
-    return sorted(found | ({"nccl"} if cluster.features.gpu and any(cluster.gpus()) else set()))
+    stack = stack or gpus.expected(survey.models(cluster))
+    found = {one for count in cluster.gpus() for one in wheelhouses_in(cluster, "cuda" if count else "cpu", stack)}
+    return sorted(found | ({of_stack("nccl", stack)} if cluster.features.gpu and any(cluster.gpus()) else set()))
 
 
-def wheelhouses_in(cluster: Cluster, device: str) -> list[str]:
+def wheelhouses_in(cluster: Cluster, device: str, stack: str = "") -> list[str]:
     """Wheelhouses of one node or of the image."""
-    return [WHEELHOUSES[device], *(["jupyterlab"] if cluster.features.jupyterlab else [])]
+    stack = stack or gpus.expected(survey.models(cluster))
+    torch = of_stack("horovod-cuda", stack) if device == "cuda" else "horovod"
+    return [torch, *(["jupyterlab"] if cluster.features.jupyterlab else [])]
+
+
+def of_stack(name: str, stack: str) -> str:
+    """The wheelhouse of a CUDA stack: horovod-cuda or horovod-cuda12."""
+    return f"{name.removesuffix('-cuda')}-cuda{stack}" if stack != gpus.NEWEST else name
 
 
 def node_variables(state: State, cluster: Cluster) -> dict[str, object]:
     """Variables of the install halves, for the builder and for deployed nodes."""
-    release = cluster.os_release
+    release, decided = cluster.os_release, survey.decision(state, cluster)
+    names = {
+        **{"cpu": "horovod", "cuda": of_stack("horovod-cuda", decided.stack)},
+        **{"nccl": of_stack("nccl", decided.stack), "jupyterlab": "jupyterlab"},
+    }
     return {
         "state_dir": str(state.dir),
         "versions": versions(),
         "layout": dict(layout()),
         "cluster_roles": roles.active(cluster),
-        "node_key": node_key(cluster),
+        "node_key": node_key(cluster, wheelhouses_of(cluster, decided.stack), decided.arch_flags),
         "shared_storage_backend": cluster.storage.backend,
-        "wheelhouse": str(wheelhouse.folder("horovod", release)),
-        "wheelhouse_cuda": str(wheelhouse.folder("horovod-cuda", release)),
-        "wheelhouse_nccl": str(wheelhouse.folder("nccl", release)),
-        "wheelhouse_jupyterlab": str(wheelhouse.folder("jupyterlab", release)),
+        "wheelhouses": {key: str(wheelhouse.folder(one, release)) for key, one in names.items()},
+        "locks": {key: str(wheelhouse.lock(one, release)) for key, one in names.items()},
+        "cuda_stack": decided.stack,
+        "cpu_flags": decided.arch_flags,
         "nccl_tests_cache": str(nccl_tests.folder()),
         "horovod_wheel_cache": str(CACHE / "horovod"),
         "horovod_wheel_given": horovod_wheel.given(cluster),

@@ -25,10 +25,11 @@ from cluster import (
     lab,
     nccl_tests,
     recovery,
+    survey,
     wheelhouse,
 )
 from cluster.core import causes, config, files, lock, root, ssh, tfstate
-from cluster.core.config import ROOT, layout
+from cluster.core.config import ROOT, Cluster, layout
 from cluster.core.contract import Contract
 from cluster.core.errors import InfraError, UserError
 from cluster.core.process import PlaybookTasks, end_leftovers, run_logged
@@ -78,7 +79,7 @@ def deploy(env: str, nodes: int | None, as_json: bool, yes: bool = False, replac
     cluster = config.load(env, nodes)
     state = State(env)
     progress = Progress(env, stderr=as_json)
-    wheelhouse.check(image.wheelhouses_of(cluster), cluster.os_release)
+    wheelhouse.check(stack_wheelhouses(state, cluster), cluster.os_release)
     horovod_wheel.given(cluster)
     found = recovery.examine(state, cluster, nodes, replace)
     cluster, provider = found.cluster, found.provider
@@ -95,18 +96,21 @@ def deploy(env: str, nodes: int | None, as_json: bool, yes: bool = False, replac
         provider.prepare(progress)
         with progress.phase("image"):
             node_image = provider.ensure_image(progress)
+            expected = stack_wheelhouses(state, cluster)
             if not node_image:
                 progress("filling the wheelhouse; Ansible installs everything on the nodes")
-                wheelhouses = image.wheelhouses_of(cluster)
-                wheelhouse.fill(wheelhouses, cluster.os_release, state.log("image"), progress)
-                if "nccl" in wheelhouses:
-                    nccl_tests.fetch(progress)
+                fetch_packages(state, cluster, progress)
         with progress.phase(f"terraform: {cluster.nodes} nodes"):
             contract = apply(found, progress)
             provider.wait_for_nodes(contract, progress)
         if not provider.has_nodes:
             progress(f"{len(contract.nodes)} jobs can be started; next: make bench ENV={env}")
             return
+        for line in survey.run(state, cluster, contract):
+            progress(line)
+        if not node_image and stack_wheelhouses(state, cluster) != expected:
+            # cluster.yml did not name the GPUs that the nodes have.
+            fetch_packages(state, cluster, progress)
         lab.prepare(state, cluster, contract)
         # Without an image, the head or the first worker compiles.
         logins = [] if node_image else [ssh.argv(contract, name) for name, _ in contract.ordered()[:2]]
@@ -127,6 +131,17 @@ def deploy(env: str, nodes: int | None, as_json: bool, yes: bool = False, replac
     else:
         show_validation(result)
         next_steps(env, contract, cluster.features.jupyterlab)
+
+
+def fetch_packages(state: State, cluster: Cluster, progress: Progress) -> None:
+    wheelhouses = stack_wheelhouses(state, cluster)
+    wheelhouse.fill(wheelhouses, cluster.os_release, state.log("image"), progress)
+    if "nccl" in wheelhouses:
+        nccl_tests.fetch(progress)
+
+
+def stack_wheelhouses(state: State, cluster: Cluster) -> list[str]:
+    return image.wheelhouses_of(cluster, survey.decision(state, cluster).stack)
 
 
 def deployed_contract(state: State) -> Contract | None:

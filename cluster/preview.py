@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from cluster import lab, recovery
+from cluster import lab, recovery, survey
 from cluster.core import config
 from cluster.core.errors import InfraError
 from cluster.core.progress import Progress
@@ -47,6 +47,8 @@ def run(env: str, nodes: int | None) -> int:
         except InfraError:
             progress("ansible: no nodes yet")
             return 0
+        for line in survey.run(state, cluster, contract):
+            progress(line)
         lab.prepare(state, cluster, contract)
         progress(f"ansible: what would change on {len(contract.nodes)} nodes")
         with progress.phase("plan", quiet=True):

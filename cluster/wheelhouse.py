@@ -24,26 +24,38 @@ from cluster.core.process import run_logged
 from cluster.core.progress import Progress
 from cluster.core.state import CACHE
 
-# wheelhouse -> its lock file
+# wheelhouse -> its lock file; see lock
 LOCKS = {
     "horovod": ROOT / "requirements/nodes.lock",
     "horovod-cuda": ROOT / "requirements/nodes-cuda.lock",
+    "horovod-cuda12": ROOT / "requirements/nodes-cuda12.lock",
     "nccl": ROOT / "requirements/nccl.lock",
+    "nccl-cuda12": ROOT / "requirements/nccl-cuda12.lock",
     "jupyterlab": ROOT / "requirements/jupyter.lock",
 }
 COMPLETE = ".complete"
-# Oldest first: every release has at least the glibc of Debian 12, 2.36.
+# Oldest first: every release has at least the glibc of Ubuntu 22.04, 2.35.
 PLATFORMS = (
     "linux",
     "manylinux1",
     "manylinux2010",
     "manylinux2014",
-    *(f"manylinux_2_{minor}" for minor in range(5, 37)),
+    *(f"manylinux_2_{minor}" for minor in range(5, 36)),
 )
 
 
+def lock(name: str, release: str) -> Path:
+    return for_python(LOCKS[name], PYTHONS[release])
+
+
+def for_python(common: Path, python: str) -> Path:
+    """The lock for a Python: one that the common lock does not hold for has its own."""
+    own = common.with_name("{}-py{}{}.lock".format(common.stem, *python.split(".")))
+    return own if own.exists() else common
+
+
 def folder(name: str, release: str) -> Path:
-    digest = hashlib.sha256(LOCKS[name].read_bytes() + PYTHONS[release].encode())
+    digest = hashlib.sha256(lock(name, release).read_bytes() + PYTHONS[release].encode())
     if name.startswith("horovod"):
         digest.update(versions()["horovod"].encode())
     return CACHE / "wheelhouse" / digest.hexdigest()[:12]
@@ -51,13 +63,13 @@ def folder(name: str, release: str) -> Path:
 
 def packages(name: str, release: str) -> list[locks.Locked]:
     """The packages of this lock that the nodes' Python installs."""
-    python, lock = PYTHONS[release], LOCKS[name]
-    found = locks.installed_by(python, lock)
+    python, file = PYTHONS[release], lock(name, release)
+    found = locks.installed_by(python, file)
     torch = next((one.version for one in found if one.requirement.name == "torch"), "")
     if name == "horovod" and not torch.endswith("+cpu"):
         index = versions()["torch_cpu_index"]
         raise UserError(
-            f"cluster.os_release: {release} has Python {python}, for which {lock.relative_to(ROOT)} has no checksum of "
+            f"cluster.os_release: {release} has Python {python}, for which {file.relative_to(ROOT)} has no checksum of "
             f"torch's CPU build; choose another release, or run make lock where {index} can be reached"
         )
     return found
@@ -132,8 +144,8 @@ def fill_one(name: str, release: str, log: Path) -> None:
             raise
         # Not every pip is configured with an index of CPU builds of PyTorch.
         run_logged([*locked, "--extra-index-url", versions()["torch_cpu_index"]], log, env, "pip download")
-    if name == "horovod-cuda":
-        check_cuda(target, versions()["torch"])
+    if name.startswith("horovod-cuda"):
+        check_cuda(target, versions()["torch_cuda12" if name == "horovod-cuda12" else "torch"])
     if name.startswith("horovod"):
         fill_source(target, [*pip, "--no-deps", "--no-build-isolation", "--no-binary=horovod"], log)
     shutil.rmtree(temporary)

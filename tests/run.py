@@ -40,7 +40,7 @@ LINT = {
     "generated documents": [BIN / "python", "tests/docs.py", "--check"],
 }
 # make test-cuda runs them: too large for every run.
-ON_REQUEST = ("horovod/cuda", "nvidia_driver/forced")
+ON_REQUEST = ("horovod/cuda", "horovod/cuda12", "nvidia_driver/forced")
 MEASURING_ROLES = ("fabric", "jupyterlab", "monitoring")
 FAST_ROLES = ["ssh", "mpi", "data"]
 FAST_SWEEP = [

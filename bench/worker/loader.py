@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy
 from numpy.typing import NDArray
@@ -24,6 +24,10 @@ from numpy.typing import NDArray
 from bench.worker import images, shards, streams
 from bench.worker.sample_order import Policy, SampleOrder, Window
 from bench.worker.shards import Block, DataError, Faults, Index, Pool, Sample
+
+if TYPE_CHECKING:
+    # Ubuntu 22.04's Python 3.10 lacks it.
+    from typing import Self
 
 # Finished batches that may wait for the device.
 AHEAD = 2
@@ -61,7 +65,7 @@ class Meter:
     decode_s: float = 0.0
     decoded: int = 0
 
-    def since(self, earlier: Self) -> dict[str, float]:
+    def since(self, earlier: "Self") -> dict[str, float]:
         return {name: value - getattr(earlier, name) for name, value in vars(self).items()}
 
 
@@ -149,7 +153,7 @@ class Loader:
         pixels = numpy.zeros((self.batch, *shape), numpy.float32 if self.floats else numpy.uint8)
         return Batch(pixels, numpy.zeros(self.batch, numpy.int64), numpy.zeros(self.batch, bool), [""] * self.batch)
 
-    def __iter__(self) -> Self:
+    def __iter__(self) -> "Self":
         return self
 
     def __next__(self) -> Batch:

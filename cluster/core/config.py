@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import yaml
 from pydantic import Field, model_validator
@@ -23,8 +23,23 @@ ROOT = paths.ROOT
 MAX_NODES = 64
 # A shorter prefix counts as the whole internet: 0.0.0.0/1 and 128.0.0.0/1 together are all of it.
 SHORTEST_PREFIX = 8
-# Release of a node -> its Python. The controller may have another.
-PYTHONS = {"bookworm": "3.11.2", "trixie": "3.13.5"}
+
+
+class Release(NamedTuple):
+    """An operating system of nodes. The controller may have another Python."""
+
+    system: str
+    title: str
+    python: str
+
+
+RELEASES = {
+    "bookworm": Release("debian", "Debian 12", "3.11.2"),
+    "trixie": Release("debian", "Debian 13", "3.13.5"),
+    "jammy": Release("ubuntu", "Ubuntu 22.04", "3.10.12"),
+    "noble": Release("ubuntu", "Ubuntu 24.04", "3.12.3"),
+}
+PYTHONS = {name: release.python for name, release in RELEASES.items()}
 
 
 class Cluster(Section):
@@ -35,7 +50,9 @@ class Cluster(Section):
         description="where nodes run; each provider but local has a section of its name"
     )
     nodes: Annotated[int, Field(ge=1, le=MAX_NODES, description="number of nodes: one head, the others are workers")]
-    os_release: Literal["bookworm", "trixie"] = Field(default="bookworm", description="Debian release of the nodes")
+    os_release: Literal["bookworm", "trixie", "jammy", "noble"] = Field(
+        default="bookworm", description="release of all nodes: Debian 12 or 13, Ubuntu 22.04 or 24.04"
+    )
     networks: sections.Networks | None = None
     admin_cidrs: Annotated[list[Subnet], Field(min_length=1, description="networks that may reach SSH and JupyterLab")]
     allow_world_open: bool = Field(default=False, description="allow admin_cidrs to be the whole internet")
@@ -190,11 +207,16 @@ def rename_transports(values: dict[str, Any], label: str) -> None:
 
 
 def versions() -> dict[str, str]:
-    """versions.yml, and torch from the file that uv reads."""
-    torch = re.search(r"^torch==(\S+)$", files.text(ROOT / "requirements/nodes.in"), re.MULTILINE)
+    """versions.yml, and torch from the files that uv reads."""
+    found = {"torch": pinned_torch("nodes.in"), "torch_cuda12": pinned_torch("cuda12.override")}
+    return {**files.mapping(ROOT / "versions.yml")["versions"], **found}
+
+
+def pinned_torch(name: str) -> str:
+    torch = re.search(r"^torch==(\S+)$", files.text(ROOT / "requirements" / name), re.MULTILINE)
     if not torch:
-        raise UserError("requirements/nodes.in: torch: missing; pin it as torch==VERSION")
-    return {**files.mapping(ROOT / "versions.yml")["versions"], "torch": torch[1]}
+        raise UserError(f"requirements/{name}: torch: missing; pin it as torch==VERSION")
+    return torch[1]
 
 
 @cache

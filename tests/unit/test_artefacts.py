@@ -8,8 +8,9 @@ import jinja2
 import pytest
 import yaml
 
-from cluster import artefacts, cli, roles, wheelhouse
+from cluster import artefacts, cli, image, roles, wheelhouse
 from cluster.core import config
+from cluster.core.state import State
 
 
 @pytest.fixture
@@ -79,8 +80,8 @@ def test_images_and_drivers_of_nvidia_are_listed(rows):
 @pytest.mark.parametrize(
     ("role", "variable", "names"),
     [
-        ("horovod", "horovod_lock", ("horovod", "horovod-cuda")),
-        ("cuda_nccl", "cuda_nccl_lock", ("nccl",)),
+        ("horovod", "horovod_lock", ("horovod", "horovod-cuda", "horovod-cuda12")),
+        ("cuda_nccl", "cuda_nccl_lock", ("nccl", "nccl-cuda12")),
         ("jupyterlab", "jupyterlab_lock", ("jupyterlab",)),
     ],
 )
@@ -88,8 +89,9 @@ def test_roles_install_from_the_locks_that_the_controller_downloads(role, variab
     folder = config.ROOT / "roles" / role
     template = yaml.safe_load((folder / "defaults/main.yml").read_text())[variable]
     made = {
-        Path(jinja2.Template(template).render(role_path=folder, horovod_device=device)).resolve()
+        Path(jinja2.Template(template).render(locks=variables["locks"], horovod_device=device)).resolve()
         for device in ("cpu", "cuda")
+        for variables in (image.node_variables(State(env), config.load(env)) for env in ("aws", "virtualwall"))
     }
     assert made == {wheelhouse.LOCKS[name] for name in names}
     assert all(path.is_file() for path in made)

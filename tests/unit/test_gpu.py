@@ -20,8 +20,14 @@ def changed(env: str, **values: object) -> Cluster:
 
 def test_nodes_with_gpus_install_the_cuda_build() -> None:
     assert image.wheelhouses_of(config.load("local")) == ["horovod", "jupyterlab"]
-    assert image.wheelhouses_of(config.load("virtualwall")) == ["horovod-cuda", "nccl"]
-    assert image.wheelhouses_of(config.load("gpulab")) == ["horovod-cuda"]
+    assert image.wheelhouses_of(config.load("aws")) == ["horovod-cuda", "nccl"]
+
+
+def test_gpus_before_turing_get_the_build_for_cuda_12() -> None:
+    assert image.wheelhouses_of(config.load("virtualwall")) == ["horovod-cuda12", "nccl-cuda12"]
+    assert image.wheelhouses_of(config.load("gpulab")) == ["horovod-cuda12"]
+    # What the nodes answered wins over the model in cluster.yml.
+    assert image.wheelhouses_of(config.load("virtualwall"), "13") == ["horovod-cuda", "nccl"]
 
 
 def test_head_without_a_gpu_installs_the_cpu_build() -> None:
@@ -58,6 +64,31 @@ def test_locks_agree() -> None:
     assert nccl.items() <= cuda.items()
     for name in ("nvidia-cuda-nvcc", "nvidia-cuda-crt", "nvidia-nvvm", "nvidia-cuda-runtime"):
         assert cuda[name].startswith("13.0."), name
+
+
+def test_locks_of_cuda_12_agree() -> None:
+    """A program sees the same packages whichever stack its node has, but for CUDA and what comes with torch."""
+    newer, older = pins("horovod-cuda"), pins("horovod-cuda12")
+    assert older["torch"] == config.versions()["torch_cuda12"]
+    assert pins("nccl-cuda12").items() <= older.items()
+    for name in ("nvidia-cuda-nvcc-cu12", "nvidia-cuda-runtime-cu12", "nvidia-cublas-cu12", "nvidia-cuda-cccl-cu12"):
+        assert older[name].startswith("12.6."), name
+    torch = {"torch", "triton"}
+    common = {name for name in newer.keys() & older.keys() - torch if not name.startswith("nvidia-")}
+    assert "numpy" in common
+    assert {name: newer[name] for name in common} == {name: older[name] for name in common}
+
+
+@pytest.mark.parametrize("release", ["jammy", "noble", "trixie"])
+def test_every_release_has_locks_of_both_stacks_for_its_python(release: str) -> None:
+    python = config.PYTHONS[release]
+    for name, version in (("horovod-cuda", "torch"), ("horovod-cuda12", "torch_cuda12")):
+        found = {one.requirement.name: one.version for one in wheelhouse.packages(name, release)}
+        assert found["torch"] == config.versions()[version]
+        assert (
+            f"--python-version {'3.10.12' if release == 'jammy' else '3.11.2'} "
+            in wheelhouse.lock(name, release).read_text().splitlines()[1]
+        ), python
 
 
 @pytest.mark.parametrize("content", ["torch/lib/libtorch_cuda.so", "torch/lib/libtorch_cpu.so"])

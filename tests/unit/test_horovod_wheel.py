@@ -29,6 +29,16 @@ def test_a_wheel_of_the_same_versions_is_accepted(tmp_path, monkeypatch):
     assert horovod_wheel.given(config.load("local")) == str(wheel)
 
 
+def test_gpus_before_turing_need_a_wheel_for_the_torch_of_cuda_12(tmp_path, monkeypatch):
+    cluster = config.load("virtualwall")
+    assert cluster.gpu_model == "gtx1080"
+    monkeypatch.setenv("HOROVOD_WHEEL", str(make_wheel(tmp_path, torch=f"{VERSIONS['torch_cuda12']}+cu126")))
+    assert horovod_wheel.given(cluster)
+    monkeypatch.setenv("HOROVOD_WHEEL", str(make_wheel(tmp_path)))
+    with pytest.raises(UserError, match=f"the nodes have {VERSIONS['torch_cuda12']}"):
+        horovod_wheel.given(cluster)
+
+
 def test_without_the_variable_no_wheel_is_given(monkeypatch):
     monkeypatch.delenv("HOROVOD_WHEEL", raising=False)
     assert horovod_wheel.given(config.load("local")) == ""
@@ -45,7 +55,7 @@ def test_without_the_variable_no_wheel_is_given(monkeypatch):
 )
 def test_a_wheel_of_another_python_torch_or_mpi_is_refused(tmp_path, changes, reason):
     with pytest.raises(UserError, match=reason):
-        horovod_wheel.check(make_wheel(tmp_path, **changes), "3.11.2")
+        horovod_wheel.check(make_wheel(tmp_path, **changes), "3.11.2", VERSIONS["torch"])
 
 
 def test_a_broken_or_missing_wheel_stops_a_deploy_with_one_line(tmp_path, monkeypatch, capsys):

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing_extensions import TypedDict
 
 from cluster.core import files, sections, ssh
-from cluster.core.config import env_dir
+from cluster.core.config import RELEASES, env_dir
 from cluster.core.errors import InfraError, UserError
 from cluster.core.progress import Progress
 from cluster.providers.base import Check, Provider
@@ -113,8 +113,10 @@ class Baremetal(Provider):
             raise InfraError(f"{where}: unreachable: {(answer.stderr.strip().splitlines() or ['no answer'])[-1]}")
         found = files.answer((answer.stdout.splitlines() or [""])[-1], where, Facts)
         system, release = f"{found['os']} {found['release']}", self.cluster.os_release
-        if system != f"debian {release}":
-            raise UserError(f"{where}: runs {system}; the roles need Debian {release}")
+        known = RELEASES[release]
+        if system != f"{known.system} {release}":
+            fix = "correct it" if found["release"] in RELEASES else f"install one of {', '.join(RELEASES)} on all hosts"
+            raise UserError(f"{where}: runs {system}, but cluster.os_release is {release} ({known.title}); {fix}")
         if not found["sudo"]:
             fix = f"add '{user} ALL=(ALL) NOPASSWD: ALL' to /etc/sudoers.d"
             raise UserError(f"{where}: user {user} cannot use sudo without a password; {fix}")

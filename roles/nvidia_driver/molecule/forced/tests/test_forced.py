@@ -21,6 +21,12 @@ def test_driver_that_is_too_old_for_cuda_is_refused(nodes):
     assert "but CUDA requires 580 or newer; set it to nvidia" in done.stdout
 
 
+def test_missing_headers_are_named(nodes):
+    done = nodes.apply("main", check=True, nvidia_driver_headers=["linux-headers-0.0"])
+    assert done.returncode != 0
+    assert "head: apt has no linux-headers-0.0, without which no driver compiles" in done.stdout
+
+
 def test_machine_that_runs_ansible_is_not_rebooted_and_the_role_reports_it(nodes):
     started = nodes["head"].check_output("stat -c %Y /proc/1")
     text = nodes.apply("main").stdout
