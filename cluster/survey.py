@@ -18,8 +18,8 @@ from cluster.core.errors import InfraError, UserError
 from cluster.core.prices import types
 from cluster.core.state import State, write_file
 
-# Its clang is the one that compiles Horovod's GPU code (roles/horovod/tasks/cuda12.yml); CUDA 12's headers do not compile with
-# the glibc of Debian 13, and Ubuntu's clang was never tried.
+# Its clang compiles the GPU code of Horovod (roles/horovod/tasks/cuda12.yml). CUDA 12 does not compile with the glibc
+# of Debian 13, and the clang of Ubuntu was never tried.
 COMPILES_CUDA12 = "bookworm"
 
 

@@ -55,7 +55,9 @@ def test_cuda_12_on_a_release_that_cannot_compile_horovod_needs_a_given_wheel(me
     noble = metal.model_copy(update={"os_release": "noble"})
     facts = {name: {"system": "ubuntu", "release": "noble"} for name in ("head", "w1")}
     monkeypatch.delenv("HOROVOD_WHEEL", raising=False)
-    with pytest.raises(UserError, match=r"^head: its GPUs need CUDA 12\.6, .*only compiled on Debian 12; give HOROVOD_WHEEL="):
+    with pytest.raises(
+        UserError, match=r"^head: its GPUs need CUDA 12\.6, .*compiled on Debian 12; give HOROVOD_WHEEL="
+    ):
         decide(noble, **facts)
     newer = {name: {**facts[name], "gpus": ["20b0"]} for name in facts}
     assert decide(noble, **newer)[0].stack == "13"
