@@ -96,6 +96,10 @@ def own_rates(gpu: str, network: models.Model) -> Profile | None:
     return _BY_NETWORK.get((canonical(gpu), network.name, network.tokens))
 
 
+def usual_precision(gpu: str, model: str, seq_len: int | None = None) -> str:
+    return (own_rates(gpu, models.get(model, seq_len)) or get(gpu)).default_precision
+
+
 def compute_ms(
     profile: str, model: str, batch: int, precision: str | None = None, seq_len: int | None = None
 ) -> tuple[float, str]:

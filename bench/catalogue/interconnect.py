@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
-# Ring bandwidth in GB/s. PCIe: 153 MB in 24 ms (hkbu-2020.csv, 4 GPUs of one node, bsp). NVLink is assumed.
+from bench.catalogue import gpu_rates
+
+# Ring bandwidth in GB/s. PCIe: 153 MB in 24 ms (hkbu-2020.csv, 4 GPUs of one node, bsp); BERT there implies 4.1. NVLink
+# of a GPU that is not listed below is assumed.
 GBYTES = {"pcie": 6.4, "nvlink": 40.0}
+# Bus bandwidth that nccl-tests show, by generation.
+NVLINK_GBYTES = {"p100": 40.0, "v100": 120.0, "a100": 200.0, "h100-sxm": 480.0}
+# GPUs that reach the full ring bandwidth over PCIe. More share the uplinks of their switches.
+PCIE_GPUS = 4
+NAMES = {"pcie": "PCIe", "nvlink": "NVLink"}
+
+
+def resolve(kind: str, gpu: str | None, gpus_per_node: int) -> str:
+    """pcie or nvlink; `auto` is the usual one: NVLink in nodes of eight GPUs, and from A100 on."""
+    if kind != "auto":
+        return kind
+    linked = gpus_per_node >= 8 or (gpu or "").lower().startswith(("a100", "h100"))
+    return "nvlink" if linked and gpu != "k80" else "pcie"
 
 
 def gbytes(kind: str, gpu: str | None, gpus_per_node: int) -> float:
-    """The bandwidth of a kind, or with `auto` of the usual one: NVLink in nodes of eight GPUs, and from A100 on."""
-    if kind == "auto":
-        linked = gpus_per_node >= 8 or (gpu or "").startswith(("a100", "h100"))
-        kind = "nvlink" if linked and gpu != "k80" else "pcie"
-    return GBYTES[kind]
+    if resolve(kind, gpu, gpus_per_node) == "pcie":
+        return GBYTES["pcie"] * min(1.0, PCIE_GPUS / gpus_per_node)
+    return NVLINK_GBYTES.get(gpu_rates.canonical(gpu or ""), GBYTES["nvlink"])

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import prod
 from pathlib import Path
 from typing import Any
 
 from bench import words
 from bench.catalogue import gpu_rates, models
+from bench.predict.memory import activations
 from bench.results.points import MergedPoint
 from cluster.core.errors import UserError
 
@@ -97,12 +97,6 @@ def draw(roof: Roofline, point: MergedPoint, path: Path) -> None:
     ).properties(width=520, height=300, title=title)
     path.parent.mkdir(parents=True, exist_ok=True)
     charts.write(chart, path)
-
-
-def activations(model: models.Model) -> float:
-    """Activations of one image: each takes one multiply-accumulate per weight of its filter."""
-    filters = ((layer.macs, next((shape for shape in layer.shapes if len(shape) > 1), None)) for layer in model.layers)
-    return sum(macs / prod(weights[1:]) for macs, weights in filters if weights is not None)
 
 
 def roofline(point: MergedPoint, gpu: str | None) -> Roofline | None:

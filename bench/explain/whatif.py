@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from bench.predict.fit import Observation, fit_ceiling
+from bench.predict.fit import Observation, fit_link
 from bench.predict.inputs import DEFAULTS, Parameters, Setup
 from bench.predict.step import step_ms
 from bench.results.points import MergedPoint, Table
@@ -81,8 +81,7 @@ class Curve:
 
 
 def parameters(transport: str, link_share: float) -> Parameters:
-    ceiling = dict(DEFAULTS.ceiling_gbps)[transport]
-    return replace(DEFAULTS, goodput=((transport, link_share),), ceiling_gbps=((transport, ceiling),), fitted=True)
+    return replace(DEFAULTS, link_factor=link_share / dict(DEFAULTS.goodput)[transport], fitted=True)
 
 
 def setup_of(point: MergedPoint, compute_ms: float) -> Setup:
@@ -111,8 +110,8 @@ def curve_for(point: MergedPoint, table: Table | None = None) -> Curve | None:
         setup = setup_of(point, parts.compute)
     except UserError:
         return None
-    fitted = fit_ceiling([Observation(setup, point.step_ms.median - other)])
-    share = dict(fitted.ceiling_gbps)[setup.transport] / point.rate_gbps
+    fitted = fit_link([Observation(setup, point.step_ms.median - other)])
+    share = dict(DEFAULTS.goodput)[setup.transport] * fitted.link_factor
     anchors = [point]
     if table is not None:
         anchors = [

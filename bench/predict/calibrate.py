@@ -16,6 +16,7 @@ from statistics import median
 from typing import NamedTuple
 
 from bench.predict.inputs import DEFAULTS, Parameters, Setup
+from bench.predict.network import usual_gbps
 from bench.predict.step import step_ms
 from bench.results import runs
 from bench.results.trial import Point, Trial
@@ -84,12 +85,12 @@ class Fit:
     latency_factor: float
 
     def parameters(self, link: Link) -> Parameters:
-        """The share holds at other rates too, up to the transport's ceiling unless more was measured."""
+        """What was measured over what is usual holds at other rates too."""
         if link not in self.link_share:
             return self.common
-        share = self.link_share[link]
-        ceiling = max(dict(self.common.ceiling_gbps)[link.transport], share * self.rate_gbps[link])
-        return replace(self.common, goodput=((link.transport, share),), ceiling_gbps=((link.transport, ceiling),))
+        rate = self.rate_gbps[link]
+        usual = usual_gbps(self.common, link.transport, rate) / rate
+        return replace(self.common, link_factor=self.link_share[link] / usual)
 
 
 @dataclass(frozen=True)
@@ -147,8 +148,7 @@ def _fit(used: Sequence[Trial], base: dict[Series, float], start: Parameters, sh
     links = sorted({_series(trial.point).link for trial in used if trial.point.nodes > 1})
     rates = {_series(trial.point).link: trial.point.rate_gbps for trial in used}
     # The share of its rate that a link usually reaches.
-    goodput, ceiling = dict(start.goodput), dict(start.ceiling_gbps)
-    usual = {link: min(goodput[link.transport], ceiling[link.transport] / rates[link]) for link in links}
+    usual = {link: usual_gbps(start, link.transport, rates[link]) / rates[link] for link in links}
 
     def unpack(vector: Sequence[float]) -> Fit:
         jitter, latency, nodes, *moved = (math.exp(value) for value in vector)

@@ -4,6 +4,8 @@ Examples:
   bench predict --model resnet50 --batch 64 --single-rate 253.1 --gpus 32 --gpus-per-node 4 --rate-gbps 10
   bench predict --gpu v100 --gpus 1,4,8,16,32,64 --gpus-per-node 4 --rate-gbps 1,10,100 --plot scaling.svg
   bench predict --single-rate 253.1 --anchor 8:1282.3 --overlap none --gpus 32 --gpus-per-node 4 --rate-gbps 10
+  bench predict --model bert-large --gpu a100 --precision amp --batch 32 --seq-len 512 --grad-accum 4 --gpus 64 \
+    --gpus-per-node 8 --rate-gbps 200 --nics 8 --transport verbs
   bench predict --calibrate results/local/latest --gpus 10,1024
   bench predict --validate
 """
@@ -14,27 +16,29 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
-from functools import lru_cache, partial
+from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 from bench import words
-from bench.catalogue import gpu_rates, models
-from bench.parse import TRANSPORTS, counts, named_path, numbers, transport
-from bench.predict import validate
-from bench.predict.fit import Observation, fit_ceiling
+from bench.catalogue import gpu_rates, interconnect, models
+from bench.parse import TRANSPORTS, counts, named_path, transport
+from bench.predict import anchors, memory, validate
 from bench.predict.inputs import (
+    COLLECTIVES,
     COMPRESSIONS,
     DEFAULTS,
     ENGINES,
     INTERCONNECTS,
     LINKS,
     OVERLAPS,
+    PLACEMENTS,
     Parameters,
     Setup,
     single_step,
 )
-from bench.predict.step import Prediction, link_gbps, predict
+from bench.predict.network import link_gbps
+from bench.predict.step import Prediction, predict
 from bench.predict.validate import as_object, rounded
 from cluster.core.errors import UserError
 from cluster.core.numbers import COUNT, POSITIVE, Number
@@ -43,8 +47,8 @@ from cluster.core.tables import columns
 PLOT_SUFFIXES = (".html", ".json", ".pdf", ".png", ".svg")
 # Options that are fields of Setup under the same name.
 SETUP_OPTIONS = (
-    *("gpus_per_node", "transport", "engine", "compression", "fusion_mb", "cycle_ms", "overlap"),
-    *("interconnect", "link", "hierarchical", "gpu", "servers"),
+    *("gpus_per_node", "transport", "engine", "compression", "fusion_mb", "cycle_ms", "overlap", "interconnect"),
+    *("link", "hierarchical", "gpu", "servers", "seq_len", "grad_accum", "collective", "nics", "placement"),
 )
 
 
@@ -64,6 +68,7 @@ class Row:
         return {
             **asked,
             "nodes": self.setup.nodes,
+            "intra": self.setup.intra,
             "single_rate": rounded(self.setup.single_images_per_second),
             "single_rate_source": self.single_source,
             "single_rate_doubt": doubt,
@@ -78,15 +83,21 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (__doc__ or "").split("\n\n", 1)[1]
     option = parser.add_argument
     option("--model", help=f"{', '.join(models.NAMES)} (default resnet50)")
-    option("--batch", type=COUNT, help="images per GPU and step (default 64)")
+    option("--batch", type=COUNT, help="images or sequences per GPU and micro-batch (default 64)")
+    option("--seq-len", type=COUNT, help="words per sequence of a language model")
+    option("--grad-accum", type=COUNT, default=1, help="micro-batches per update (default 1)")
     option("--gpu", help=f"device profile: {', '.join(gpu_rates.PROFILES)}")
-    option("--precision", help="fp32, tf32, amp or fp16, where published (default: the GPU's usual one)")
+    text = "fp32, tf32, amp (all three send gradients of 4 bytes) or fp16 (2 bytes); default: the GPU's usual one"
+    option("--precision", help=text)
     option("--single-rate", type=POSITIVE, help="measured images/s of one GPU; overrides the profile")
     option("--gpus", help="total number of GPUs, or a list such as 1,4,8,32")
     option("--gpus-per-node", type=COUNT, default=1, help="(default 1)")
-    option("--rate-gbps", help="link rate of one node in Gbit/s, or a list")
+    option("--rate-gbps", help="rate of one port in Gbit/s, a list, or unknown")
+    option("--nics", type=COUNT, default=1, help="ports per node that carry gradients (default 1)")
     option("--transport", default="tcp", help=f"{', '.join(TRANSPORTS)} (default tcp)")
     option("--engine", choices=ENGINES, default="horovod")
+    text = "library of the all-reduce; mpi and gloo sum on the CPU (default nccl)"
+    option("--collective", choices=COLLECTIVES, default="nccl", help=text)
     option("--compression", choices=tuple(COMPRESSIONS), default="none")
     option("--fusion-mb", type=Number(0, 1e6), help="fusion buffer in MiB (default: horovod 128, ddp 25; 0: off)")
     option("--cycle-ms", type=Number(0, 1e6), default=1.0, help="Horovod's cycle time (default 1)")
@@ -94,15 +105,22 @@ def configure(parser: argparse.ArgumentParser) -> None:
     option("--overlap", choices=OVERLAPS, default="fused", help=text)
     option("--interconnect", choices=INTERCONNECTS, default="auto", help="link between the GPUs of a node")
     option("--hierarchical", action="store_true", help="reduce within each node first")
-    text = "auto: a rate that no Ethernet port has is a limiter on a faster port; native: the port has this rate"
-    option("--link", choices=LINKS, default="auto", help=text)
+    text = "native: a port of this rate (default); limiter: the rate is a limit on the next faster Ethernet port"
+    option("--link", choices=LINKS, default="native", help=text)
     option("--input-rate", type=POSITIVE, help="images/s that one node's input pipeline delivers")
     option("--servers", type=COUNT, help="parameter servers (default: one per node)")
+    text = "even: every server has an equal share (BytePS); tensors: whole tensors (TensorFlow)"
+    option("--placement", choices=PLACEMENTS, default="even", help=text)
+    option("--optimizer", choices=tuple(memory.OPTIMIZERS), default="sgd", help="for the memory (default sgd)")
     option("--ceiling-gbps", type=POSITIVE, help="real bandwidth of the transport between two nodes")
-    option("--anchor", metavar="GPUS:RATE", help="fit that bandwidth from your own measurement on two or more nodes")
+    option(
+        "--anchor", metavar="GPUS:RATE[@GBPS]", help="correct the model by your own measurement on two or more nodes"
+    )
     option("--calibrate", type=named_path, metavar="RUN", help="fit the model to a measured run")
     option("--fit-nodes", type=COUNT, help="with --calibrate: fit on up to this many nodes and hold out the others")
     option("--validate", action="store_true", help="compare with every published table")
+    text = "with --validate: judge each laboratory by a model fitted on the others (about a minute)"
+    option("--by-source", action="store_true", help=text)
     option(
         "--table",
         type=named_path,
@@ -119,7 +137,13 @@ def run(args: argparse.Namespace) -> int:
         raise UserError(f"--plot: {args.plot} must end in one of {', '.join(PLOT_SUFFIXES)}")
     if args.table and not args.validate:
         raise UserError("--table: needs --validate")
+    if args.by_source and not args.validate:
+        raise UserError("--by-source: needs --validate")
     args.transport = transport(args.transport)
+    if args.by_source:
+        from bench.predict import by_source
+
+        return by_source.run(args.json)
     if args.validate:
         return validate.run(args.table, args.json)
     if args.calibrate:
@@ -129,8 +153,10 @@ def run(args: argparse.Namespace) -> int:
         answer = [row.as_json() for row in rows]
         print(json.dumps(answer[0] if len(answer) == 1 else answer, indent=2))
     else:
-        print(f"one GPU: {rows[0].setup.single_images_per_second:.1f} images/s ({rows[0].single_source})")
+        print(f"one GPU: {rows[0].setup.single_images_per_second:.1f} {_unit(rows)}/s ({rows[0].single_source})")
+        print(_assumptions(rows[0], args.optimizer))
         print(_as_text(rows))
+        print(_doubt(rows))
     _plot(args, rows)
     return 0
 
@@ -138,16 +164,25 @@ def run(args: argparse.Namespace) -> int:
 def _rows(args: argparse.Namespace) -> list[Row]:
     if args.gpus is None:
         raise UserError("--gpus: missing; give the number of GPUs or a list such as 1,4,8,32")
-    rates: Sequence[float | None] = numbers(args.rate_gbps, "--rate-gbps") if args.rate_gbps else [None]
+    rates = anchors.parse_rates(args.rate_gbps)
     model, batch = args.model or "resnet50", 64 if args.batch is None else args.batch
-    step, source, doubt = single_step(model, batch, args.gpu, args.precision, args.single_rate)
+    step, source, doubt = single_step(model, batch, args.gpu, args.precision, args.single_rate, args.seq_len)
     same = {name: getattr(args, name) for name in SETUP_OPTIONS} | {"input_images_per_second": args.input_rate}
+    same |= {"precision": _precision(args), "compute_doubt": doubt, "rate_unknown": args.rate_gbps == anchors.UNKNOWN}
     rows = []
     for rate in rates:
         for gpus in counts(args.gpus, "--gpus"):
-            setup = Setup(model, batch, step, gpus, rate_gbps=rate, compute_doubt=doubt, **same)
-            rows.append(_row(_rate_label(rate), setup, _parameters(args, setup), source))
+            setup = Setup(model, batch, step, gpus, rate_gbps=rate, **same)
+            memory.check(setup, args.optimizer)
+            rows.append(_row(_rate_label(setup), setup, _parameters(args, setup, rates), source))
     return rows
+
+
+def _precision(args: argparse.Namespace) -> str | None:
+    """The one whose rate is used: as asked, or the profile's usual one."""
+    if args.precision is not None or args.single_rate is not None or args.gpu is None:
+        return str(args.precision) if args.precision else None
+    return gpu_rates.usual_precision(args.gpu, args.model or "resnet50", args.seq_len)
 
 
 def _row(label: str, setup: Setup, parameters: Parameters, source: str) -> Row:
@@ -155,33 +190,48 @@ def _row(label: str, setup: Setup, parameters: Parameters, source: str) -> Row:
     return Row(label, setup, predict(setup, parameters), link, source)
 
 
-def _rate_label(rate: float | None) -> str:
-    return f"{rate:g} Gbit/s" if rate else "one node"
+def _rate_label(setup: Setup) -> str:
+    if setup.rate_gbps is None:
+        return "unknown rate" if setup.nodes > 1 else "one node"
+    ports = f"{setup.nics} x " if setup.nics > 1 else ""
+    return f"{ports}{setup.rate_gbps:g} Gbit/s {setup.transport}"
 
 
-def _parameters(args: argparse.Namespace, setup: Setup) -> Parameters:
+def _parameters(args: argparse.Namespace, setup: Setup, rates: Sequence[float | None]) -> Parameters:
     if args.ceiling_gbps is not None and args.anchor is not None:
         raise UserError("--anchor: cannot be combined with --ceiling-gbps; use one of them")
     if args.ceiling_gbps is not None:
         return DEFAULTS.with_ceiling(setup.transport, args.ceiling_gbps)
     if args.anchor is None:
         return DEFAULTS
-    gpus, colon, rate = args.anchor.partition(":")
-    if not colon:
-        raise UserError(f"--anchor: {args.anchor!r} is not GPUS:RATE, write for example 8:1282.3")
-    anchor = replace(setup, gpus=counts(gpus, "--anchor")[0])
-    if anchor.nodes < 2:
-        raise UserError(f"--anchor: {gpus} GPUs are one node; give a measurement on two nodes or more")
-    return _anchored(anchor, numbers(rate, "--anchor")[0])
+    return anchors.parameters(anchors.parse(args.anchor, rates), setup)
 
 
-@lru_cache(maxsize=64)
-def _anchored(anchor: Setup, images_per_second: float) -> Parameters:
-    return fit_ceiling([Observation.of_rate(anchor, images_per_second)])
+def _unit(rows: Sequence[Row]) -> str:
+    return rows[0].setup.network.unit
+
+
+def _assumptions(row: Row, optimizer: str) -> str:
+    """What the answer takes for granted."""
+    setup = row.setup
+    inside = "one GPU per node"
+    if setup.gpus_per_node > 1:
+        asked = ", see --interconnect" if setup.interconnect == "auto" else ""
+        inside = f"{interconnect.NAMES[setup.intra]} inside a node ({setup.intra_gbytes:g} GB/s{asked})"
+    precision = f"{setup.precision}, " if setup.precision else ""
+    precision += f"gradients of {setup.gradient_bytes:g} bytes"
+    fits = memory.check(setup, optimizer).text
+    return f"assumed: {inside}; {setup.collective}; {precision}; memory per GPU {fits} ({optimizer})"
+
+
+def _doubt(rows: Sequence[Row]) -> str:
+    widest = max(rows, key=lambda row: row.prediction.high / row.prediction.low)
+    got = widest.prediction
+    return f"largest doubt: {got.largest_doubt}; best measured by {got.measure}"
 
 
 def _as_text(rows: Sequence[Row]) -> str:
-    head = ["network", "gpus", "nodes", "images/s", "80% interval", "efficiency", "step ms", "compute ms"]
+    head = ["network", "gpus", "nodes", f"{_unit(rows)}/s", "80% interval", "efficiency", "step ms", "compute ms"]
     head += ["exposed ms", "bottleneck"]
     cells = []
     for row in rows:
@@ -203,7 +253,7 @@ def _calibrate(args: argparse.Namespace) -> int:
         found = calibrate.calibrate(args.calibrate, args.fit_nodes, show=show)
     for text in found.problems:
         print(f"bench: {found.run}: {text}", file=sys.stderr)
-    rates: Sequence[float | None] = numbers(args.rate_gbps, "--rate-gbps") if args.rate_gbps else [None]
+    rates = anchors.parse_rates(args.rate_gbps)
     rows = []
     for series in found.single_step_ms:
         if not found.fitted(series):
@@ -214,7 +264,7 @@ def _calibrate(args: argparse.Namespace) -> int:
         wanted = counts(args.gpus, "--gpus") if args.gpus else usual
         parameters = found.parameters(series)
         for rate in rates:
-            label = f"{series.fabric} {_rate_label(rate or series.rate_gbps)} {series.model} batch {series.batch}"
+            label = f"{series.fabric} {rate or series.rate_gbps:g} Gbit/s {series.model} batch {series.batch}"
             unusual = {series.transport, series.engine, series.compression} - {"tcp", "horovod-mpi", "none"}
             label = " ".join([label, *sorted(unusual)])
             for gpus in wanted:

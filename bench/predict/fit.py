@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from bench.predict.inputs import DEFAULTS, Parameters, Setup
+from bench.predict.network import link_gbps
 from bench.predict.step import step_ms
 from cluster.core.errors import UserError
 
@@ -23,24 +24,80 @@ class Observation:
         return cls(setup, 1000 * setup.images_per_step / images_per_second)
 
 
-# Lower bound of the search, Gbit/s.
-LEAST_GBPS = 0.01
+# Smallest bandwidth of the search, Gbit/s, and the largest where no rate is stated.
+LEAST_GBPS, MOST_GBPS = 0.01, 400.0
 
 
-def fit_ceiling(observations: Sequence[Observation], parameters: Parameters = DEFAULTS) -> Parameters:
-    """The bandwidth ceiling with the smallest relative error of the predicted step times."""
-    if not observations:
-        raise UserError("anchor: no measured row to fit a bandwidth ceiling on")
-    transport = observations[0].setup.transport
-    rates = [one.setup.rate_gbps for one in observations if one.setup.rate_gbps]
-    if not rates:
-        raise UserError("anchor: a bandwidth ceiling needs a measurement on more than one node")
+def fit_link(observations: Sequence[Observation], parameters: Parameters = DEFAULTS) -> Parameters:
+    """The factor on the bandwidth between nodes with the smallest relative error of the predicted step times.
 
-    def miss(log_gbps: float) -> float:
-        candidate = parameters.with_ceiling(transport, math.exp(log_gbps))
-        return sum(math.log(step_ms(one.setup, candidate) / one.step_ms) ** 2 for one in observations)
+    No link exceeds its rate. Parameter servers and CPU buffers share the factor: they are a part of the way.
+    """
+    several = [one.setup for one in observations if one.setup.nodes > 1]
+    if not several:
+        raise UserError("anchor: a bandwidth needs a measurement on more than one node")
+    usual = max(link_gbps(setup, parameters) for setup in several)
 
-    return parameters.with_ceiling(transport, math.exp(_golden(miss, math.log(LEAST_GBPS), math.log(max(rates)))))
+    def candidate(log_factor: float) -> Parameters:
+        return _with_link(observations, parameters, log_factor)
+
+    def miss(log_factor: float) -> float:
+        tried = candidate(log_factor)
+        return sum(math.log(step_ms(one.setup, tried) / one.step_ms) ** 2 for one in observations)
+
+    return candidate(_golden(miss, math.log(LEAST_GBPS / usual), _highest(observations, parameters)))
+
+
+def _highest(observations: Sequence[Observation], parameters: Parameters) -> float:
+    """Logarithm of the largest factor: no link exceeds its rate."""
+    several = [one.setup for one in observations if one.setup.nodes > 1]
+    most = [setup.rate_gbps * setup.nics if setup.rate_gbps else MOST_GBPS for setup in several]
+    usual = [link_gbps(setup, parameters) for setup in several]
+    return max(0.0, *(math.log(cap / link) for cap, link in zip(most, usual, strict=True)))
+
+
+def _with_link(observations: Sequence[Observation], parameters: Parameters, log_factor: float) -> Parameters:
+    factor, setups = math.exp(log_factor), [one.setup for one in observations]
+    fitted = replace(parameters, link_factor=parameters.link_factor * factor, fitted=True)
+    if any(setup.engine == "ps" for setup in setups):
+        local, even = parameters.ps_local / factor, parameters.server_gbytes * factor
+        fitted = replace(fitted, server_gbytes=even, grpc_gbytes=parameters.grpc_gbytes * factor, ps_local=local)
+    if any(setup.collective != "nccl" for setup in setups):
+        fitted = replace(fitted, cpu_gbytes=parameters.cpu_gbytes * factor)
+    return fitted
+
+
+# How much a measurement is believed, and standard deviations of the priors, in natural logarithms.
+NOISE, KNOWN_LINK, UNKNOWN_LINK, HOST = 0.005, 0.25, 0.9, 0.9
+ROUNDS = 4
+
+
+def anchor(observations: Sequence[Observation], parameters: Parameters = DEFAULTS) -> Parameters:
+    """Fit the bandwidth between nodes and the delay of a GPU, each near its default as far as the rows allow.
+
+    A slow run has a slow network or slow hosts. What was less certain before takes more of the difference.
+    """
+    first = fit_link(observations, parameters)
+    setup = observations[0].setup
+    sure = setup.rate_gbps is not None and (setup.transport != "tcp" or setup.rate_gbps <= 25)
+    spread = KNOWN_LINK if sure and setup.collective == "nccl" and setup.engine != "ps" else UNKNOWN_LINK
+    most = math.log(first.link_factor / parameters.link_factor)
+
+    def with_both(link: float, delay: float) -> Parameters:
+        return _with_link(observations, replace(parameters, jitter=parameters.jitter * math.exp(delay)), link)
+
+    def miss(link: float, delay: float) -> float:
+        tried = with_both(link, delay)
+        errors = (math.log(step_ms(one.setup, tried) / one.step_ms) / NOISE for one in observations)
+        return sum(error**2 for error in errors) + (link / spread) ** 2 + (delay / HOST) ** 2
+
+    link, delay = min(max(most, -4.0), 2.0), 0.0
+    highest = _highest(observations, parameters)
+    for _ in range(ROUNDS):
+        delay = _golden(lambda value, link=link: miss(link, value), -4.0, 3.0)  # type: ignore[misc]
+        link = _golden(lambda value, delay=delay: miss(value, delay), -5.0, highest)  # type: ignore[misc]
+    # One row leaves most of what was unknown about delays.
+    return replace(with_both(link, delay), jitter_doubt=(0.7, 1.0))
 
 
 def _golden(function: Callable[[float], float], low: float, high: float) -> float:

@@ -13,26 +13,45 @@ from cluster.core.numbers import LARGEST
 ENGINES = ("horovod", "ddp", "ps")
 OVERLAPS = ("none", "tensor", "fused")
 INTERCONNECTS = ("auto", "pcie", "nvlink")
-LINKS = ("auto", "native")
+LINKS = ("native", "limiter")
+PRECISIONS = ("fp32", "tf32", "amp", "fp16")
+COLLECTIVES = ("nccl", "mpi", "gloo")
+PLACEMENTS = ("even", "tensors")
 
 # Wire bytes over single-precision bytes, and milliseconds to encode and decode one tensor.
 COMPRESSIONS = {"none": (1.0, 0.0), "fp16": (0.5, 0.02), "1bit": (1 / 32, 0.1)}
 
+# Bytes of one gradient element in the all-reduce. Automatic mixed precision keeps weights and gradients in single
+# precision; training in fp16 does not.
+GRADIENT_BYTES = {"fp32": 4, "tf32": 4, "amp": 4, "fp16": 2}
+
 # In MiB, as both programs count: Horovod 128 since November 2020, PyTorch DDP 25.
 DEFAULT_FUSION_MB = {"horovod": 128.0, "ddp": 25.0, "ps": 0.0}
 
-# Rates of Ethernet ports. A rate in between is a limiter on the next faster port: after idle time, bursts are sent at
-# the port's rate, but a step sends no more than the limit times its duration. This was measured at 2.5 and 5 Gbit/s
-# (lowbandwidth.csv: 0.7 ms + 1266 Mbit / rate, which includes all of the 43 ms of forward).
+# Rates of Ethernet ports. A limiter is on the next faster port: after idle time, bursts are sent at the port's rate,
+# but a step sends no more than the limit times its duration. This was measured at 2.5 and 5 Gbit/s (lowbandwidth.csv:
+# 0.7 ms + 1266 Mbit / rate, which includes all of the 43 ms of forward).
 PORT_GBPS = (1, 10, 25, 40, 50, 100, 200, 400, 800)
 
-# Two dies on one board share its power and its PCIe slot. With both in use, each is slower (batchai: 0.74 with four
-# GPUs; TensorFlow on EC2: 0.90 with eight).
-SHARED_BOARD = {"k80": 0.86}
+# Two dies on one board share its power and its PCIe slot. With both in use, each is slower: 0.74 (batchai, 4 GPUs),
+# 0.90 and 0.96 (TensorFlow, 8), 0.94 (e-bug, 8).
+SHARED_BOARD = {"k80": 0.868}
+
+# Step times in half precision are shorter, the host's delays are not.
+HALF_PRECISION = ("amp", "fp16")
+
+# Port rate that clusters with these GPUs usually have, Gbit/s per node, where it is not stated: the vendor's reference
+# designs. Over TCP: what cloud machines reached.
+USUAL_GBPS = {"a100": 800.0, "h100": 1600.0}
 
 # Relative uncertainty of a single-GPU rate: measured by the user, published by others (three V100 rates at batch 64
 # differ by a third), or scaled from another network.
 MEASURED_DOUBT, PROFILE_DOUBT, SCALED_DOUBT = 0.01, 0.08, 0.3
+
+# Factor on the interval that holds 85% of the published rows, by kind, each laboratory counting alike: without any
+# measurement of the cluster, and fitted on one. `bench predict --validate --by-source` judges them.
+WIDTHS = {"one node": 2.3, "rate stated": 3.0, "rate not stated": 1.9, "parameter servers": 3.5}
+FITTED_WIDTHS = {"one node": 1.3, "rate stated": 1.9, "rate not stated": 0.9, "parameter servers": 3.4}
 
 
 @dataclass(frozen=True)
@@ -42,8 +61,26 @@ class Parameters:
     backward_share: float = 2 / 3
     # No published table was measured over EFA: it has the values of verbs until one is.
     goodput: tuple[tuple[str, float], ...] = (("tcp", 0.96), ("verbs", 0.96), ("efa", 0.96))
-    # Published runs over TCP at 40 Gbit/s and above reached 20 to 33 Gbit/s.
-    ceiling_gbps: tuple[tuple[str, float], ...] = (("tcp", 25.0), ("verbs", math.inf), ("efa", math.inf))
+    # A bandwidth that was measured. Nothing exceeds it.
+    ceiling_gbps: tuple[tuple[str, float], ...] = (("tcp", math.inf), ("verbs", math.inf), ("efa", math.inf))
+    # What one node's TCP streams approach on ever faster ports: published runs reached 17 to 33 Gbit/s.
+    tcp_knee_gbps: float = 19.0
+    # Measured over predicted bandwidth. It carries over to other rates.
+    link_factor: float = 1.0
+    # Bandwidth where the rate is not stated.
+    prior_gbps: tuple[tuple[str, float], ...] = (("tcp", 4.0), ("verbs", 60.0), ("efa", 60.0))
+    # Bandwidth of n ports: n to the power of 1 minus this.
+    rail_loss: float = 0.14
+    # Ring bandwidth of MPI and Gloo on buffers in CPU memory, GB/s. Gloo has the value of MPI: no table has it.
+    cpu_gbytes: float = 0.85
+    # A parameter server's own bandwidth per direction, GB/s: evenly sharded (BytePS), and what one gRPC connection of
+    # TensorFlow's copies and serialises.
+    server_gbytes: float = 8.0
+    grpc_gbytes: float = 0.12
+    # Push and pull after backward take this many times as long as one of them: a link has two directions.
+    ps_turns: float = 1.7
+    # Traffic inside a node to and from its parameter server, in units of the model's bytes.
+    ps_local: float = 2.5
     launch_ms: float = 0.15
     local_launch_ms: float = 0.05
     ring_hop_ms: float = 0.012
@@ -53,6 +90,8 @@ class Parameters:
     node_loss: float = 0.04
     # Mean delay in one GPU's step, as a share of it; a synchronous step waits for the slowest.
     jitter: float = 0.018
+    # Factor on it in half precision.
+    half_jitter: float = 2.0
     # Compute lost per unit of data transfer that overlaps it (copies, cores, memory bandwidth).
     interference: float = 0.05
     # Factor on the bandwidth between the GPUs of a node.
@@ -60,16 +99,24 @@ class Parameters:
     # Uncertainty of the bandwidth, as a factor: known from the line rate or a fit, and unknown.
     known_doubt: float = 1.12
     unknown_doubt: float = 1.3
+    tcp_doubt: float = 1.6
+    no_rate_doubt: float = 2.5
+    intra_doubt: float = 1.3
+    cpu_doubt: float = 1.3
+    server_doubt: float = 1.6
+    # Loss that frameworks and hosts may add, as a share of the step.
+    host_doubt: float = 0.05
     fitted: bool = False
+    # Factor on the interval; None: the one learnt for this kind of configuration.
+    width: float | None = None
     # Shares of the straggler loss that may be absent and that may be added; the uncertainty that remains.
     jitter_doubt: tuple[float, float] = (1.0, 1.5)
     rest: float = 0.02
 
     def with_ceiling(self, transport: str, gbps: float) -> Parameters:
-        """A copy with a bandwidth fitted on this transport. The fit includes goodput."""
+        """A copy that never exceeds a measured bandwidth."""
         ceiling = dict(self.ceiling_gbps) | {transport: gbps}
-        good = dict(self.goodput) | {transport: 1.0}
-        return replace(self, ceiling_gbps=tuple(ceiling.items()), goodput=tuple(good.items()), fitted=True)
+        return replace(self, ceiling_gbps=tuple(ceiling.items()), fitted=True)
 
 
 DEFAULTS = Parameters()
@@ -92,17 +139,26 @@ class Setup:
     cycle_ms: float = 1.0
     overlap: str = "fused"
     interconnect: str = "auto"
-    link: str = "auto"
+    link: str = "native"
     hierarchical: bool = False
     gpu: str | None = None
     input_images_per_second: float | None = None
     servers: int | None = None
     # Relative uncertainty of single_step_ms.
     compute_doubt: float = 0.01
+    seq_len: int | None = None
+    # None: not known, taken as single precision.
+    precision: str | None = None
+    grad_accum: int = 1
+    collective: str = "nccl"
+    nics: int = 1
+    placement: str = "even"
+    # Whether a missing rate_gbps means that the rate is not known.
+    rate_unknown: bool = False
 
     def __post_init__(self) -> None:
-        models.get(self.model)
-        for field in ("batch", "gpus", "gpus_per_node"):
+        models.get(self.model, self.seq_len)
+        for field in ("batch", "gpus", "gpus_per_node", "grad_accum", "nics"):
             value = getattr(self, field)
             if value < 1:
                 raise UserError(f"{_flag(field)}: {value} must be at least 1")
@@ -119,19 +175,27 @@ class Setup:
             ("overlap", OVERLAPS),
             ("interconnect", INTERCONNECTS),
             ("link", LINKS),
+            ("precision", (None, *PRECISIONS)),
+            ("collective", COLLECTIVES),
+            ("placement", PLACEMENTS),
         ):
             if getattr(self, field) not in known:
-                raise UserError(f"{_flag(field)}: {getattr(self, field)!r} is not known, use one of {', '.join(known)}")
-        # One GPU is the baseline of every curve, so it is allowed beside whole nodes.
-        if self.gpus != 1 and self.gpus % self.gpus_per_node:
+                words = ", ".join(filter(None, known))
+                raise UserError(f"{_flag(field)}: {getattr(self, field)!r} is not known, use one of {words}")
+        # A part of one node is allowed beside whole nodes: one GPU is the baseline of every curve.
+        if self.gpus > self.gpus_per_node and self.gpus % self.gpus_per_node:
             raise UserError(
                 f"--gpus: {self.gpus} is not a multiple of --gpus-per-node {self.gpus_per_node}, "
                 f"use {math.ceil(self.gpus / self.gpus_per_node) * self.gpus_per_node}"
             )
-        if self.nodes > 1 and self.rate_gbps is None:
-            raise UserError(f"--rate-gbps: needed for {self.nodes} nodes, give the link rate of one node in Gbit/s")
+        if self.nodes > 1 and self.rate_gbps is None and not self.rate_unknown:
+            raise UserError(
+                f"--rate-gbps: needed for {self.nodes} nodes, give the rate of one port in Gbit/s, or `unknown`"
+            )
         if self.servers is not None and self.engine != "ps":
             raise UserError("--servers: only --engine ps has parameter servers")
+        if self.placement != "even" and self.engine != "ps":
+            raise UserError("--placement: only --engine ps has parameter servers")
 
     @property
     def every_tensor(self) -> bool:
@@ -143,12 +207,37 @@ class Setup:
         return max(1, self.gpus // self.gpus_per_node)
 
     @property
+    def network(self) -> models.Model:
+        return models.get(self.model, self.seq_len)
+
+    @property
+    def gradient_bytes(self) -> float:
+        """Bytes per element in the all-reduce, without compression."""
+        return GRADIENT_BYTES[self.precision or "fp32"]
+
+    @property
+    def kind(self) -> str:
+        """Configurations of one kind have been predicted equally well."""
+        if self.engine == "ps":
+            return "parameter servers"
+        if self.nodes == 1:
+            return "one node"
+        return "rate stated" if self.rate_gbps is not None else "rate not stated"
+
+    def on_one_node(self) -> Setup:
+        return replace(self, gpus=min(self.gpus, self.gpus_per_node), servers=None)
+
+    @property
     def images_per_step(self) -> int:
-        return self.gpus * self.batch
+        return self.gpus * self.batch * self.grad_accum
 
     @property
     def single_images_per_second(self) -> float:
         return 1000 * self.batch / self.single_step_ms
+
+    @property
+    def intra(self) -> str:
+        return interconnect.resolve(self.interconnect, self.gpu, self.gpus_per_node)
 
     @property
     def intra_gbytes(self) -> float:
@@ -156,18 +245,23 @@ class Setup:
 
     @property
     def port_gbps(self) -> float:
-        """Rate of a node's port without a limiter."""
+        """Rate of one port without a limiter."""
         rate = self.rate_gbps or math.inf
-        if self.link == "native" or self.transport != "tcp":
+        if self.link == "native":
             return rate
         return next((port for port in PORT_GBPS if port >= rate), rate)
 
 
 def single_step(
-    model: str, batch: int, gpu: str | None, precision: str | None, single_rate: float | None
+    model: str,
+    batch: int,
+    gpu: str | None,
+    precision: str | None,
+    single_rate: float | None,
+    seq_len: int | None = None,
 ) -> tuple[float, str, float]:
     """Milliseconds of a step on one GPU, the source of that figure, and its relative uncertainty."""
-    network = models.get(model)
+    network = models.get(model, seq_len)
     if gpu is not None:
         gpu_rates.get(gpu)
     if batch < 1:
@@ -176,8 +270,9 @@ def single_step(
         return 1000 * batch / positive(single_rate, "--single-rate"), "given", MEASURED_DOUBT
     if gpu is None:
         raise UserError(f"--gpu: give a profile ({', '.join(gpu_rates.PROFILES)}) or a measured --single-rate")
-    step, source = gpu_rates.compute_ms(gpu, model, batch, precision)
-    return step, source, PROFILE_DOUBT if network.name == gpu_rates.REFERENCE_MODEL else SCALED_DOUBT
+    step, source = gpu_rates.compute_ms(gpu, model, batch, precision, seq_len)
+    known = network.name == gpu_rates.REFERENCE_MODEL or gpu_rates.own_rates(gpu, network) is not None
+    return step, source, PROFILE_DOUBT if known else SCALED_DOUBT
 
 
 def _flag(field: str) -> str:

@@ -113,7 +113,7 @@ def test_link_carries_the_ring_of_all_ranks(tmp_path):
     assert times(tmp_path, interconnect="nvlink")["none"] == pytest.approx(slow["none"] * 6.4 / 40)
 
 
-@pytest.mark.parametrize(("device", "gpus", "expected"), [("p100", 4, 6.4), ("p100", 8, 40), ("a100", 2, 40)])
+@pytest.mark.parametrize(("device", "gpus", "expected"), [("p100", 4, 6.4), ("p100", 8, 40), ("a100", 2, 200)])
 def test_usual_link_follows_from_the_gpu_and_their_number(tmp_path, device, gpus, expected):
     plan = load(tmp_path, gpus_per_node=gpus, device=f"emulated:{device}")
     point = next(unfold.points(plan, CLUSTER)).points[0]

@@ -101,7 +101,8 @@ def test_intervals_hold_the_large_clusters_and_are_not_wide() -> None:
     rows = [row for row in validate.check_all() if row.set in ("powerai-ddl", "far")]
     assert all(row.inside for row in rows)
     for row in rows:
-        if "256" in row.row.split():
+        # Goyal et al. used TCP at 50 Gbit/s, whose real bandwidth is uncertain.
+        if row.row == "256":
             assert row.low >= 0.85 * row.predicted
             assert row.high <= 1.15 * row.predicted
 
@@ -251,7 +252,8 @@ def test_a_calibrated_tcp_fabric_does_not_reach_100g_either(tmp_path: Path) -> N
     found = calibrate(write_run(tmp_path, (1, 2, 4)))
     series = next(iter(found.single_step_ms))
     parameters = found.parameters(series)
-    assert step_ms(found.setup(series, 8, 100.0), parameters) == step_ms(found.setup(series, 8, 400.0), parameters)
+    slow, fast = (step_ms(found.setup(series, 8, rate), parameters) for rate in (100.0, 400.0))
+    assert slow == pytest.approx(fast, rel=0.02)
 
 
 @pytest.mark.parametrize(("name", "transport"), [("ib", "tcp"), ("infiniband", "tcp"), ("net", "verbs"), ("a", "efa")])
@@ -262,8 +264,8 @@ def test_the_point_and_not_the_fabrics_name_tells_the_transport(
     found = calibrate(run)
     assert {found.setup(series, 8).transport for series in found.single_step_ms} == {transport}
     share = next(iter(found.fits["horovod-mpi"].link_share.values()))
-    # Over TCP no more than 25 of 100 Gbit/s are reached.
-    assert share == pytest.approx(0.25 if transport == "tcp" else 0.96, rel=0.1)
+    # Over TCP no more than 19 of 100 Gbit/s are reached.
+    assert share == pytest.approx(0.19 if transport == "tcp" else 0.96, rel=0.1)
     rows = answer(capsys, "--calibrate", str(run), "--gpus", "16")["predictions"]
     assert {(row["series"].split()[0], row["transport"]) for row in rows} == {(name, transport)}
 
