@@ -78,6 +78,9 @@ class Collector:
                 yield
             except (InfraError, UserError) as error:
                 self.findings.append(Finding(name, "to run", str(error), False))
+            finally:
+                # What a measurement of collectives did last.
+                self.progress.now("cases", "")
 
 
 def examine(args: argparse.Namespace, state: State, contract: Contract) -> int:

@@ -17,6 +17,12 @@ PYTHON = f"{layout()['venv']}/bin/python"
 HOROVODRUN = "/usr/local/bin/horovodrun"
 TORCHRUN = f"{layout()['venv']}/bin/torchrun"
 MASTER_PORT = 29500
+# Adds what only some nodes have: RDMA devices and the settings of NCCL.
+PODMAN = (
+    'test -d /dev/infiniband && set -- --device=/dev/infiniband "$@"; '
+    'test -f /etc/nccl.conf && set -- --volume=/etc/nccl.conf:/etc/nccl.conf:ro "$@"; '
+    'exec podman run "$@"'
+)
 
 
 @dataclass(frozen=True)
@@ -74,14 +80,25 @@ class Launch:
     def container_command(self) -> list[str]:
         """podman with the host's network, for the fabric, and with the launcher's variables and folder.
 
-        The launcher identifies a rank by its user id, so the account keeps its id in the container.
+        The launcher identifies a rank by its user id, so the account keeps its id in the container. NCCL needs the
+        shared memory of the node, RDMA its limit of locked memory.
         """
         if not self.container:
             return []
-        podman = ["podman", "run", "--rm", "--network=host", "--ipc=host", "--pid=host", "--userns=keep-id"]
+        podman = [
+            "sh",
+            "-c",
+            PODMAN,
+            "podman",
+            "--rm",
+            "--network=host",
+            "--ipc=host",
+            "--pid=host",
+            "--userns=keep-id",
+        ]
         gpus = ["--device=nvidia.com/gpu=all"] if self.cuda else []
         shared = [*(f"--volume={volume}" for volume in self.volumes), "--volume=/tmp:/tmp"]
-        return [*podman, "--env-host", *gpus, *shared, self.container]
+        return [*podman, "--ulimit=host", "--env-host", *gpus, *shared, self.container]
 
     @property
     def environment(self) -> dict[str, str]:

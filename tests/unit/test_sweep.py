@@ -167,7 +167,7 @@ def test_torchrun_is_started_once_per_node():
 
 def test_worker_runs_inside_the_training_container():
     text = " ".join(launch.argv(replace(JOB, container="img@sha256:1", cuda=True)))
-    assert "podman run --rm --network=host --ipc=host" in text
+    assert "podman --rm --network=host --ipc=host --pid=host --userns=keep-id --ulimit=host --env-host" in text
     assert "--device=nvidia.com/gpu=all --volume=/opt/bench-worker:/opt/bench-worker:ro --volume=/tmp:/tmp img@" in text
 
 

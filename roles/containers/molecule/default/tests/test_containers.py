@@ -1,4 +1,5 @@
 import json
+import shlex
 import tarfile
 
 from bench.sweep.launch import Launch, SpecFile
@@ -10,7 +11,7 @@ NODES = ("head", "w1")
 def inside():
     """The podman command with which the bench starts a worker."""
     launch = Launch("run", "horovod-mpi", NODES, 1, "", "fabric0", SpecFile("/x", "y"), container=IMAGE)
-    return " ".join(launch.container_command)
+    return shlex.join(launch.container_command)
 
 
 def test_mpirun_starts_the_bench_in_a_container_on_each_node(nodes):
@@ -22,6 +23,24 @@ def test_mpirun_starts_the_bench_in_a_container_on_each_node(nodes):
     assert [line.split(" has ")[0] for line in found] == ["0 of head", "1 of w1"], done.stdout + done.stderr
     # The image contains one program. Anything else would come from the node.
     assert all("busybox" in line and "home" not in line for line in found)
+
+
+def test_devices_settings_and_limits_of_the_node_reach_a_rank(nodes):
+    nodes["w1"].check_output("mkdir -p /opt/bench-worker /dev/infiniband")
+    nodes["w1"].check_output("test -e /dev/infiniband/uverbs0 || mknod -m 666 /dev/infiniband/uverbs0 c 1 3")
+    nodes["w1"].check_output("echo NCCL_IB_TC=106 > /etc/nccl.conf")
+    outside = nodes.as_user("w1", "sh -c 'ulimit -Hl; ulimit -Hn; df /dev/shm | tail -n 1'").stdout
+    show = "ulimit -Hl; ulimit -Hn; /busybox df /dev/shm | /busybox tail -n 1; /busybox cat /etc/nccl.conf; "
+    show += "/busybox test -c /dev/infiniband/uverbs0 && echo adapter"
+    try:
+        inner = nodes.as_user("w1", f"{inside()} /busybox sh -c {shlex.quote(show)}")
+    finally:
+        nodes["w1"].check_output("rm -rf /dev/infiniband /etc/nccl.conf")
+    lines, wanted = inner.stdout.splitlines(), outside.splitlines()
+    assert lines[:2] == wanted[:2], inner.stdout + inner.stderr
+    # The node's own shared memory, of the same size.
+    assert lines[2].split()[1] == wanted[2].split()[1]
+    assert lines[3:] == ["NCCL_IB_TC=106", "adapter"]
 
 
 def test_root_in_a_container_is_the_training_account_outside(nodes):
