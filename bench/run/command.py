@@ -68,6 +68,7 @@ def run(args: argparse.Namespace) -> int:
     state = State.existing(env)
     contract = read_output(state)
     asked = request.make(args, contract, variables)
+    request.check_spot(args.then, state.cluster())
     tuned = tuning.load(env)
     if args.print:
         for line in request.printed(asked, contract, tuned):

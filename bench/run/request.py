@@ -18,7 +18,7 @@ from bench.run import source
 from bench.sweep import launch as launchers
 from bench.sweep.launch import Launch
 from cluster.core import files, worker_files
-from cluster.core.config import layout
+from cluster.core.config import Cluster, layout
 from cluster.core.contract import Contract
 from cluster.core.errors import UserError
 from cluster.tuning import Tuning
@@ -156,6 +156,13 @@ def make(args: argparse.Namespace, contract: Contract, variables: dict[str, str]
         then=args.then,
         resume=args.resume,
     )
+
+
+def check_spot(then: str | None, cluster: Cluster) -> None:
+    """A one-time spot instance that shuts down is terminated, and its disks go with it."""
+    if then == "stop" and cluster.aws and cluster.aws.spot:
+        reason = "spot instances cannot be stopped, only terminated, and the share's files would be lost"
+        raise UserError(f"--then stop: {reason}; use --then destroy, which fetches the outputs first")
 
 
 def launch(

@@ -13,7 +13,7 @@ from bench.cli import build_parser
 from bench.run import nodes as on_nodes
 from bench.run import outcome, request, source
 from bench.worker import run_rank
-from cluster.core import contract, lock
+from cluster.core import config, contract, lock
 from cluster.core.errors import InfraError, UserError
 
 
@@ -86,6 +86,16 @@ def test_what_cannot_work_is_refused_in_one_line(
     with pytest.raises(UserError, match=f"^{field}") as error:
         make(folder, cluster, *words)
     assert "\n" not in str(error.value)
+
+
+def test_spot_instances_are_not_stopped_because_that_deletes_the_outputs() -> None:
+    cluster = config.load("aws")
+    assert cluster.aws
+    spot = cluster.model_copy(update={"aws": cluster.aws.model_copy(update={"spot": True})})
+    with pytest.raises(UserError, match=r"^--then stop: spot instances .* use --then destroy"):
+        request.check_spot("stop", spot)
+    request.check_spot("destroy", spot)
+    request.check_spot("stop", cluster.model_copy(update={"aws": cluster.aws.model_copy(update={"spot": False})}))
 
 
 @pytest.mark.parametrize(
