@@ -20,7 +20,8 @@ from pathlib import Path
 
 from cluster import background, gpus, horovod_wheel, nccl_tests, roles, survey, wheelhouse
 from cluster.core import root, ssh
-from cluster.core.config import ROOT, Cluster, layout, versions
+from cluster.core.config import RELEASES, ROOT, Cluster, layout, versions
+from cluster.core.errors import UserError
 from cluster.core.process import PlaybookTasks, run_logged
 from cluster.core.progress import Progress
 from cluster.core.state import CACHE, State
@@ -30,8 +31,12 @@ BASE_PACKAGES = (
     *("iputils-ping", "nftables", "ca-certificates", "procps", "kmod", "less"),
 )
 CA_ANCHORS = Path("/usr/local/share/ca-certificates")
-# Given explicitly, because Ubuntu's apt does not trust it.
-KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
+# system -> keyring of its archive, archive, components. The keyring is given explicitly,
+# because Ubuntu's apt does not trust Debian's, and the reverse.
+ARCHIVES = {
+    "debian": ("debian-archive-keyring", [], "main"),
+    "ubuntu": ("ubuntu-archive-keyring", ["http://archive.ubuntu.com/ubuntu"], "main,universe"),
+}
 # A module name: Terraform's state must not contain a path that may change.
 NODE_TOOL = "cluster.providers.local.node"
 # As in Debian's own slim images: no manuals and translations. Nothing of a container has to survive a power failure.
@@ -163,7 +168,12 @@ def ensure(state: State, cluster: Cluster, progress: Progress, device: str = "cp
 def ensure_base(state: State, release: str, progress: Progress) -> str:
     base = f"localhost/horovod-cluster-base:{release}-{base_key(release)}"
     if not exists(state, base):
-        with progress.part("root", f"creating a Debian {release} root file system", "Debian root created"):
+        title = RELEASES[release].title
+        keyring = Path(f"/usr/share/keyrings/{ARCHIVES[RELEASES[release].system][0]}.gpg")
+        if not keyring.exists():
+            fix = f"copy it from a machine with {RELEASES[release].system}"
+            raise UserError(f"os_release: {release}: {keyring} is missing on this machine; {fix}")
+        with progress.part("root", f"creating a {title} root file system", f"{title} root created"):
             make_base(state, release, base, progress)
     return base
 
@@ -190,18 +200,30 @@ def make_base(state: State, release: str, image: str, progress: Progress) -> Non
         hooks = [f"copy-in {' '.join(map(str, CA_ANCHORS.glob('*.crt')))} {CA_ANCHORS}", *hooks]
         hooks.append('chroot "$1" update-ca-certificates')
     options = [f"--include={','.join(BASE_PACKAGES)}", *(f"--customize-hook={hook}" for hook in hooks)]
-    options += [f"--keyring={KEYRING}", *(f"--dpkgopt={option}" for option in DPKG_OPTIONS)]
+    system, title, _ = RELEASES[release]
+    keyring, archive, components = ARCHIVES[system]
+    options += [f"--keyring=/usr/share/keyrings/{keyring}.gpg", f"--components={components}"]
+    options += [f"--dpkgopt={option}" for option in DPKG_OPTIONS]
     log, env = state.log("root"), state.environment()
 
     def watch(line: str) -> None:
         if line.startswith(("I: ", "Get:", "Unpacking ", "Setting up ")):
-            progress.now("root", f"Debian {release}: {line.removeprefix('I: ')[:60]}")
+            progress.now("root", f"{title}: {line.removeprefix('I: ')[:60]}")
 
     with tempfile.TemporaryDirectory() as tmp:
         tar = Path(tmp) / "base.tar"
-        argv: list[str | Path] = [*sudo(), "mmdebstrap", "--verbose", "--variant=minbase", *options, release, tar]
+        argv: list[str | Path] = [
+            *sudo(),
+            "mmdebstrap",
+            "--verbose",
+            "--variant=minbase",
+            *options,
+            release,
+            tar,
+            *archive,
+        ]
         run_logged(argv, log, env, "mmdebstrap", watch=watch)
-        progress.now("root", f"Debian {release}: podman import")
+        progress.now("root", f"{title}: podman import")
         run_logged([*sudo(), "podman", "import", "--quiet", tar, image], log, env, "podman import")
 
 
