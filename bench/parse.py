@@ -11,8 +11,8 @@ from cluster.core.errors import UserError, bounded
 from cluster.core.numbers import LARGEST, MOST, POSITIVE, SMALLEST
 
 TRANSPORTS = ("tcp", "verbs", "efa")
-# Names that earlier versions used, and that the published tables keep.
-OLD_TRANSPORTS = {"rdma": "verbs"}
+# Names that earlier versions or people use, and that the published tables keep.
+OLD_TRANSPORTS = {"rdma": "verbs", "roce": "verbs", "ib": "verbs", "infiniband": "verbs"}
 
 
 def number(text: str, flag: str) -> float:
@@ -72,7 +72,8 @@ def quantity(text: str, units: Iterable[str]) -> tuple[float, str] | None:
 def transport(text: str, flag: str = "--transport") -> str:
     """tcp, verbs or efa. An old name is accepted, with a hint on standard error."""
     if text in OLD_TRANSPORTS:
-        print(f"bench: {flag}: {text} is now called {OLD_TRANSPORTS[text]}", file=sys.stderr)
+        now = "now " if text == "rdma" else ""
+        print(f"bench: {flag}: {text} is {now}called {OLD_TRANSPORTS[text]}", file=sys.stderr)
         return OLD_TRANSPORTS[text]
     if text not in TRANSPORTS:
         raise UserError(f"{flag}: {bounded(text, 60)!r} is not known, use one of {', '.join(TRANSPORTS)}")

@@ -35,6 +35,7 @@ from bench.predict.inputs import (
     PLACEMENTS,
     Parameters,
     Setup,
+    precision,
     single_step,
 )
 from bench.predict.network import link_gbps
@@ -168,7 +169,8 @@ def _rows(args: argparse.Namespace) -> list[Row]:
     model, batch = args.model or "resnet50", 64 if args.batch is None else args.batch
     step, source, doubt = single_step(model, batch, args.gpu, args.precision, args.single_rate, args.seq_len)
     same = {name: getattr(args, name) for name in SETUP_OPTIONS} | {"input_images_per_second": args.input_rate}
-    same |= {"precision": _precision(args), "compute_doubt": doubt, "rate_unknown": args.rate_gbps == anchors.UNKNOWN}
+    same |= {"compute_doubt": doubt, "rate_unknown": args.rate_gbps == anchors.UNKNOWN}
+    same |= {"precision": precision(args.precision, args.single_rate, args.gpu, model, args.seq_len)}
     rows = []
     for rate in rates:
         for gpus in counts(args.gpus, "--gpus"):
@@ -176,13 +178,6 @@ def _rows(args: argparse.Namespace) -> list[Row]:
             memory.check(setup, args.optimizer)
             rows.append(_row(_rate_label(setup), setup, _parameters(args, setup, rates), source))
     return rows
-
-
-def _precision(args: argparse.Namespace) -> str | None:
-    """The one whose rate is used: as asked, or the profile's usual one."""
-    if args.precision is not None or args.single_rate is not None or args.gpu is None:
-        return str(args.precision) if args.precision else None
-    return gpu_rates.usual_precision(args.gpu, args.model or "resnet50", args.seq_len)
 
 
 def _row(label: str, setup: Setup, parameters: Parameters, source: str) -> Row:
@@ -218,10 +213,10 @@ def _assumptions(row: Row, optimizer: str) -> str:
     if setup.gpus_per_node > 1:
         asked = ", see --interconnect" if setup.interconnect == "auto" else ""
         inside = f"{interconnect.NAMES[setup.intra]} inside a node ({setup.intra_gbytes:g} GB/s{asked})"
-    precision = f"{setup.precision}, " if setup.precision else ""
-    precision += f"gradients of {setup.gradient_bytes:g} bytes"
+    sent = f"{setup.precision}, " if setup.precision else ""
+    sent += f"gradients of {setup.gradient_bytes:g} bytes"
     fits = memory.check(setup, optimizer).text
-    return f"assumed: {inside}; {setup.collective}; {precision}; memory per GPU {fits} ({optimizer})"
+    return f"assumed: {inside}; {setup.collective}; {sent}; memory per GPU {fits} ({optimizer})"
 
 
 def _doubt(rows: Sequence[Row]) -> str:

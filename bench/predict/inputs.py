@@ -51,7 +51,7 @@ MEASURED_DOUBT, PROFILE_DOUBT, SCALED_DOUBT = 0.01, 0.08, 0.3
 # Factor on the interval that holds 85% of the published rows, by kind, each laboratory counting alike: without any
 # measurement of the cluster, and fitted on one. `bench predict --validate --by-source` judges them.
 WIDTHS = {"one node": 2.3, "rate stated": 3.0, "rate not stated": 1.9, "parameter servers": 3.5}
-FITTED_WIDTHS = {"one node": 1.3, "rate stated": 1.9, "rate not stated": 0.9, "parameter servers": 3.4}
+FITTED_WIDTHS = {"one node": 1.9, "rate stated": 1.9, "rate not stated": 1.9, "parameter servers": 3.4}
 
 
 @dataclass(frozen=True)
@@ -273,6 +273,15 @@ def single_step(
     step, source = gpu_rates.compute_ms(gpu, model, batch, precision, seq_len)
     known = network.name == gpu_rates.REFERENCE_MODEL or gpu_rates.own_rates(gpu, network) is not None
     return step, source, PROFILE_DOUBT if known else SCALED_DOUBT
+
+
+def precision(
+    asked: str | None, single_rate: float | None, gpu: str | None, model: str, seq_len: int | None
+) -> str | None:
+    """The one whose rate is used: as asked, or the profile's usual one; None with a measured rate."""
+    if asked is not None or single_rate is not None or gpu is None:
+        return asked
+    return gpu_rates.usual_precision(gpu, model, seq_len)
 
 
 def _flag(field: str) -> str:

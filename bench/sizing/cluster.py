@@ -1,18 +1,19 @@
-"""The cheapest link rate, GPUs per node and batch that reach an efficiency."""
+"""The cheapest (per image) link rate, GPUs per node and batch that reach an efficiency."""
 
 from __future__ import annotations
 
 import argparse
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from bench.parse import TRANSPORTS, counts, number, numbers, share, transport
-from bench.predict.inputs import Setup, single_step
+from bench.parse import TRANSPORTS, counts, numbers, share, transport
+from bench.predict.inputs import Setup
 from bench.predict.step import Prediction, predict
-from bench.sizing.components import add_training_arguments, gpu_price
-from cluster.core import prices
+from bench.sizing import components, costs
+from bench.sizing.components import add_training_arguments
+from bench.sizing.costs import Prices
 from cluster.core.errors import UserError
 from cluster.core.numbers import COUNT
 from cluster.core.tables import columns
@@ -32,8 +33,9 @@ class Option:
 
     @property
     def efficiency_low(self) -> float:
-        """The efficiency at the low end of the interval."""
-        return self.efficiency * self.prediction.low / self.prediction.images_per_second
+        """The efficiency at the low end of the interval. It does not depend on the rate of one GPU."""
+        got = predict(replace(self.setup, compute_doubt=0.0))
+        return got.efficiency * got.low / got.images_per_second
 
     @property
     def cost_per_million_images(self) -> float:
@@ -50,14 +52,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     known = ", ".join(TRANSPORTS)
     parser.add_argument("--transport", help=f"transports to consider, a list of {known} (default: all with a price)")
     parser.add_argument("--sure", action="store_true", help="require the target at the low end of the 80%% interval")
-    parser.add_argument("--node-price", help="USD per node hour without GPUs (default: `cluster prices`)")
-    parser.add_argument(
-        "--port-price",
-        action="append",
-        default=[],
-        metavar="TRANSPORT:GBPS=USD",
-        help="price of a node's port per hour, such as tcp:25=0.1; can be repeated",
-    )
+    costs.add_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -69,40 +64,30 @@ def run(args: argparse.Namespace) -> int:
     batches = counts(args.batch or "32,64,128", "--batch")
     if args.single_rate is not None and len(batches) > 1:
         raise UserError("--batch: --single-rate holds for one batch, give that one or a --gpu profile")
-    ports = _ports(args)
-    gpu_hour = gpu_price(args.gpu_price, args.gpu)
-    node_hour = number(args.node_price, "--node-price") if args.node_price else prices.node_per_hour()
+    known = costs.from_arguments(args)
+    ports = _ports(args, known)
     found = []
     for per_node in counts(args.gpus_per_node, "--gpus-per-node"):
         if args.gpus % per_node:
             continue
         for batch in batches:
-            step, _, _ = single_step(args.model, batch, args.gpu, args.precision, args.single_rate)
             # One node needs no network, so one of them is enough.
             for via, rate in ports if args.gpus > per_node else [next(iter(ports))]:
-                setup = Setup(args.model, batch, step, args.gpus, per_node, rate, via, args.engine, gpu=args.gpu)
-                port = ports[via, rate] if setup.nodes > 1 else 0.0
-                cost = setup.gpus * gpu_hour + setup.nodes * (node_hour + port)
-                found.append(Option(setup, predict(setup), cost))
+                setup = components.setup(args, batch, args.gpus, per_node, rate, via)
+                found.append(Option(setup, predict(setup), known.per_hour(setup)))
     if not found:
         raise UserError(f"--gpus-per-node: none of {args.gpus_per_node} divides --gpus {args.gpus}")
-    # Cheapest first, then fastest.
-    found.sort(key=lambda option: (option.cost_per_hour, -option.prediction.images_per_second))
+    # Cheapest per image first.
+    found.sort(key=lambda option: (option.cost_per_million_images, -option.prediction.images_per_second))
     enough = [option for option in found if (option.efficiency_low if args.sure else option.efficiency) >= target]
     # If nothing reaches the target, show what comes closest.
     shown = enough[:SHOWN] or sorted(found, key=lambda option: -option.efficiency)[:SHOWN]
-    _print(args, target, gpu_hour, node_hour, ports, enough, shown)
+    _print(args, target, known, ports, enough, shown)
     return 0 if enough else 1
 
 
-def _ports(args: argparse.Namespace) -> dict[tuple[str, float], float]:
-    known = prices.port_per_hour()
-    for text in args.port_price:
-        name, equals, price = text.partition("=")
-        via, colon, rate = name.partition(":")
-        if not equals or not colon:
-            raise UserError(f"--port-price: {text!r} is not TRANSPORT:GBPS=USD, write for example tcp:25=0.1")
-        known[transport(via, "--port-price"), number(rate, "--port-price")] = number(price, "--port-price")
+def _ports(args: argparse.Namespace, every: Prices) -> dict[tuple[str, float], float]:
+    known = every.ports
     wanted = [transport(word) for word in args.transport.split(",")] if args.transport else list(TRANSPORTS)
     priced = {via for via, _ in known}
     for via in wanted:
@@ -121,8 +106,7 @@ def _ports(args: argparse.Namespace) -> dict[tuple[str, float], float]:
 def _print(
     args: argparse.Namespace,
     target: float,
-    gpu_hour: float,
-    node_hour: float,
+    known: Prices,
     ports: dict[tuple[str, float], float],
     enough: Sequence[Option],
     shown: Sequence[Option],
@@ -132,8 +116,8 @@ def _print(
             "target_efficiency": target,
             "reached": bool(enough),
             "prices": {
-                "gpu_hour": gpu_hour,
-                "node_hour": node_hour,
+                "gpu_hour": known.gpu,
+                "node_hour": known.node,
                 "port_hour": {f"{via}:{rate:g}": price for (via, rate), price in ports.items()},
             },
             "best": _as_json(shown[0]),
@@ -142,18 +126,31 @@ def _print(
         print(json.dumps(answer, indent=2))
         return
     listed = ", ".join(f"{via} {rate:g} Gbit/s {price:g}" for (via, rate), price in ports.items())
-    print(f"USD per hour: GPU {gpu_hour:g}, node {node_hour:g}, port: {listed}")
+    print(f"USD per hour: GPU {known.gpu:g}, node {known.node:g}, port: {listed}")
     print("cost = GPUs x GPU + nodes x (node + port)")
-    reached = f"{len(enough)} configurations reach {target:g}, cheapest first:"
+    reached = f"{len(enough)} configurations reach {target:g}, cheapest per image first:"
     print(reached if enough else f"none reaches {target:g}; closest:", end="\n\n")
-    head = ("Gbit/s", "transport", "GPUs/node", "nodes", "batch", "efficiency", "at least (80%)", "images/s", "USD/h")
+    head = (
+        "Gbit/s",
+        "transport",
+        "GPUs/node",
+        "nodes",
+        "batch",
+        "efficiency",
+        "at least (80%)",
+        "images/s",
+        "USD/h",
+        "USD/million",
+    )
     cells = []
     for option in shown:
         setup, rate = option.setup, f"{option.prediction.images_per_second:.0f}"
         network = (f"{setup.rate_gbps:g}", setup.transport) if setup.nodes > 1 else ("-", "none")
         shares = f"{option.efficiency:.3f}", f"{option.efficiency_low:.3f}"
         sizes = setup.gpus_per_node, setup.nodes, setup.batch
-        cells.append((*network, *sizes, *shares, rate, f"{option.cost_per_hour:.2f}"))
+        cells.append(
+            (*network, *sizes, *shares, rate, f"{option.cost_per_hour:.2f}", f"{option.cost_per_million_images:.3f}")
+        )
     print(columns(head, cells))
 
 
@@ -169,4 +166,5 @@ def _as_json(option: Option) -> dict[str, Any]:
         "cost_per_hour": option.cost_per_hour,
         "cost_per_million_images": option.cost_per_million_images,
         "bottleneck": got.bottleneck,
+        "interconnect": setup.intra,
     }

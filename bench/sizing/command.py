@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import argparse
 
-from bench.sizing import cluster, datapath, training, transfer
+from bench.sizing import accuracy, cluster, datapath, network, training, transfer
 
 # Name -> module with configure(parser) and run(args) -> exit code, as for bench itself.
-PLANS = {"cluster": cluster, "datapath": datapath, "training-time": training, "transfer": transfer}
+PLANS = {
+    "cluster": cluster,
+    "network": network,
+    "datapath": datapath,
+    "training-time": training,
+    "time-to-accuracy": accuracy,
+    "transfer": transfer,
+}
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

@@ -7,10 +7,9 @@ from dataclasses import asdict, dataclass, replace
 
 from bench.catalogue import gpu_rates, models
 from bench.parse import number
-from bench.predict.inputs import ENGINES
-from cluster.core import prices
+from bench.predict.inputs import COLLECTIVES, ENGINES, INTERCONNECTS, Setup, precision, single_step
 from cluster.core.errors import UserError
-from cluster.core.numbers import POSITIVE
+from cluster.core.numbers import COUNT, POSITIVE
 
 
 @dataclass(frozen=True)
@@ -50,10 +49,33 @@ def add_training_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--gpu", help=f"device profile: {', '.join(gpu_rates.PROFILES)}")
     parser.add_argument("--precision", help="fp32, tf32, amp or fp16, where published (default: the GPU's usual one)")
     parser.add_argument("--single-rate", type=POSITIVE, help="measured images/s of one GPU, at the given --batch")
+    parser.add_argument("--seq-len", type=COUNT, help="words per sequence of a language model")
     parser.add_argument("--engine", choices=ENGINES, default="horovod", help="(default horovod)")
+    parser.add_argument("--interconnect", choices=INTERCONNECTS, default="auto", help="link between a node's GPUs")
+    parser.add_argument("--collective", choices=COLLECTIVES, default="nccl", help="(default nccl)")
     parser.add_argument("--gpu-price", help="USD per GPU hour (default: `cluster prices`)")
 
 
-def gpu_price(given: str | None, gpu: str | None) -> float:
-    """USD per GPU hour. Without --gpu it is the price of a V100."""
-    return number(given, "--gpu-price") if given else prices.gpu_per_hour(gpu_rates.get(gpu or "v100").name)
+def setup(
+    args: argparse.Namespace, batch: int, gpus: int, per_node: int, rate: float | None, via: str, nics: int = 1
+) -> Setup:
+    """The configuration that `bench predict` would use for the same options."""
+    step, _, doubt = single_step(args.model, batch, args.gpu, args.precision, args.single_rate, args.seq_len)
+    return Setup(
+        args.model,
+        batch,
+        step,
+        gpus,
+        per_node,
+        rate,
+        via,
+        args.engine,
+        interconnect=args.interconnect,
+        collective=args.collective,
+        gpu=args.gpu,
+        compute_doubt=doubt,
+        seq_len=args.seq_len,
+        precision=precision(args.precision, args.single_rate, args.gpu, args.model, args.seq_len),
+        nics=nics,
+        rate_unknown=rate is None,
+    )

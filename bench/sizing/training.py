@@ -9,7 +9,9 @@ from dataclasses import asdict, dataclass
 from bench.parse import TRANSPORTS, counts, number, transport
 from bench.predict.inputs import Setup, single_step
 from bench.predict.step import predict
-from bench.sizing.components import add_training_arguments, gpu_price
+from bench.sizing import components, costs
+from bench.sizing.components import add_training_arguments
+from bench.sizing.costs import Prices
 from bench.sizing.transfer import readable
 from cluster.core.numbers import COUNT
 from cluster.core.tables import columns
@@ -29,12 +31,12 @@ class Projection:
     cost: float
 
 
-def project(setup: Setup, images: float, epochs: float, gpu_hour: float) -> Projection:
-    """Hours = images x epochs / rate; cost = hours x GPUs x price."""
+def project(setup: Setup, images: float, epochs: float, known: Prices) -> Projection:
+    """Hours = images x epochs / rate; cost = hours x (GPUs x GPU + nodes x (node + port))."""
     got = predict(setup)
     work = images * epochs / 3600
     hours = work / got.images_per_second
-    cost = hours * setup.gpus * gpu_hour
+    cost = hours * known.per_hour(setup)
     return Projection(setup.gpus, got.images_per_second, got.efficiency, hours, work / got.high, work / got.low, cost)
 
 
@@ -48,6 +50,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rate-gbps", default="10", help="link rate of one node in Gbit/s (default 10)")
     parser.add_argument("--transport", default="tcp", help=f"{', '.join(TRANSPORTS)} (default tcp)")
     parser.add_argument("--epochs", default="90", help="passes over the data (default 90)")
+    costs.add_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -55,17 +58,15 @@ def run(args: argparse.Namespace) -> int:
     kilobytes = number(args.image_kb, "--image-kb")
     epochs = number(args.epochs, "--epochs")
     rate = number(args.rate_gbps, "--rate-gbps")
-    gpu_hour = gpu_price(args.gpu_price, args.gpu)
+    known = costs.from_arguments(args)
     via = transport(args.transport)
     batch, per_node = args.batch, args.gpus_per_node
-    step, source, doubt = single_step(args.model, batch, args.gpu, args.precision, args.single_rate)
+    step, source, _ = single_step(args.model, batch, args.gpu, args.precision, args.single_rate, args.seq_len)
     images = size * 1e9 / kilobytes
     found = []
     for gpus in dict.fromkeys([1, *counts(args.gpus, "--gpus")]):
-        setup = Setup(
-            args.model, batch, step, gpus, per_node, rate, via, args.engine, gpu=args.gpu, compute_doubt=doubt
-        )
-        found.append(project(setup, images, epochs, gpu_hour))
+        setup = components.setup(args, batch, gpus, per_node, rate, via)
+        found.append(project(setup, images, epochs, known))
     if args.json:
         answer = {
             "inputs": {
@@ -76,7 +77,8 @@ def run(args: argparse.Namespace) -> int:
                 "model": args.model,
                 "single_rate": 1000 * batch / step,
                 "single_rate_source": source,
-                "gpu_hour": gpu_hour,
+                "gpu_hour": known.gpu,
+                "node_hour": known.node,
                 "rate_gbps": rate,
                 "gpus_per_node": per_node,
             },
@@ -86,10 +88,10 @@ def run(args: argparse.Namespace) -> int:
         return 0
     print(
         f"{size:g} TB / {kilobytes:g} KB = {images / 1e6:.1f} million images, {epochs:g} epochs; "
-        f"{gpu_hour:g} USD per GPU hour"
+        f"{known.gpu:g} USD per GPU hour, {known.node:g} per node hour"
     )
     print(f"one GPU: {1000 * batch / step:.1f} images/s ({source})")
-    print("hours = images x epochs / rate; cost = hours x GPUs x price\n")
+    print("hours = images x epochs / rate; cost = hours x (GPUs x GPU + nodes x (node + port))\n")
     cells = []
     for one in found:
         time = readable(3600 * one.hours), f"{one.hours:.1f}", f"{one.hours_low:.1f} to {one.hours_high:.1f}"

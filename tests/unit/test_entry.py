@@ -18,7 +18,8 @@ from cluster.core import entry, printable
 from cluster.core.errors import InfraError, UserError
 from cluster.core.terminal import Console
 
-PLANS, ACTIONS = ("cluster", "datapath", "training-time", "transfer"), ("make", "shard", "verify", "push", "bench")
+PLANS = ("cluster", "network", "datapath", "training-time", "time-to-accuracy", "transfer")
+ACTIONS = ("make", "shard", "verify", "push", "bench")
 BENCH = [*bench_cli.COMMANDS, *(f"plan {name}" for name in PLANS), *(f"data {name}" for name in ACTIONS)]
 
 

@@ -85,7 +85,8 @@ def test_training_time_shrinks_from_years(capsys: pytest.CaptureFixture[str]) ->
     assert one["hours"] > 5 * 365 * 24
     assert one["hours"] / many["hours"] == pytest.approx(80 * many["efficiency"])
     assert many["hours_low"] < many["hours"] < many["hours_high"]
-    assert many["cost"] == pytest.approx(many["hours"] * 80 * 0.5)
+    # 80 GPUs, and 20 nodes with a port of 10 Gbit/s.
+    assert many["cost"] == pytest.approx(many["hours"] * (80 * 0.5 + 20 * (0.5 + 0.05)))
     assert got["inputs"]["images"] == pytest.approx(104e12 / 108e3)
 
 
@@ -94,7 +95,7 @@ def test_cluster_plan_is_the_cheapest_that_reaches_the_target(capsys: pytest.Cap
         capsys, "cluster", "--target-efficiency", "0.85", "--gpus", "64", "--gpu", "v100", "--gpus-per-node", "4"
     )
     assert got["best"]["efficiency"] >= 0.85
-    costs = [option["cost_per_hour"] for option in got["options"]]
+    costs = [option["cost_per_million_images"] for option in got["options"]]
     assert costs == sorted(costs)
     slower = ["cluster", "--target-efficiency", "0.85", "--gpus", "64", "--gpu", "v100", "--gpus-per-node", "4"]
     cheaper = answer(capsys, *slower, "--rate-gbps", "1", code=1)

@@ -1,0 +1,105 @@
+"""`bench plan network`, and that every command gives the same answer to the same question."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.cli import main
+from bench.sizing import network
+
+LIST = ["--gpu", "v100", "--gpus-per-node", "4", "--nodes", "4"]
+
+
+def answer(capsys: pytest.CaptureFixture[str], *words: str) -> Any:
+    assert main([*words, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_limits_have_their_right_names(capsys: pytest.CaptureFixture[str]) -> None:
+    words = [*LIST, "--single-rate", "400", "--model", "vgg16", "--networks", "10g,100g,ib-edr"]
+    assert [row["limit"] for row in answer(capsys, "plan", "network", *words)] == ["NIC", "TCP", "PCIe"]
+
+
+def test_overlapping_networks_cannot_be_told_apart(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = answer(capsys, "plan", "network", *LIST, "--model", "vgg16", "--networks", "1g,40g,100g,ib-hdr")
+    told = {row["network"]: row for row in rows}
+    assert told["40g"]["against_first"] == "faster"
+    assert "100g" in told["40g"]["cannot_tell_from"]
+    assert "1g" not in told["ib-hdr"]["cannot_tell_from"]
+
+
+def test_the_break_even_port_makes_an_image_cost_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["plan", "network", *LIST, "--networks", "10g,25g"]
+    first, second = answer(capsys, *words)
+    port = f"tcp:25={second['break_even_port']}"
+    _, even = answer(capsys, *words, "--port-price", port)
+    assert even["cost_per_million"] == pytest.approx(first["cost_per_million"])
+
+
+def test_prices_come_from_a_file_too(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "prices.yml"
+    file.write_text("gpu: 1\nnode: 2\nports: {tcp: {10: 3}}\n")
+    (row,) = answer(capsys, "plan", "network", *LIST, "--networks", "10g", "--prices", str(file))
+    assert row["cost_per_hour"] == 16 * 1 + 4 * (2 + 3)
+    file.write_text("cpu: 1\n")
+    assert main(["plan", "network", *LIST, "--prices", str(file)]) == 2
+    assert "cpu is not known, use gpu, node and ports" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("--networks pigeon", "write 10g, 25g-roce"),
+        ("--model lenet", "resnet50, resnet101"),
+        ("--model gpt2", "no rate of gpt2"),
+        ("--batch 4000", "use a smaller --batch"),
+    ],
+)
+def test_nonsense_is_one_line(words: str, told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "network", *LIST, *words.split()]) == 2
+    error = capsys.readouterr().err
+    assert told in error
+    assert error.count("\n") == 1
+
+
+def test_the_plot_names_gpu_and_node_shape(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    plot = tmp_path / "networks.svg"
+    assert main(["plan", "network", *LIST, "--networks", "10g,25g-roce", "--plot", str(plot)]) == 0
+    text = plot.read_text()
+    assert "Networks for v100, batch 64 per GPU, pcie inside a node" in text
+    assert "resnet50, 4 x 4 GPUs" in text
+    assert "PCIe (6.4 GB/s) between 4 GPUs" in capsys.readouterr().out
+
+
+def test_every_command_gives_the_same_number(capsys: pytest.CaptureFixture[str]) -> None:
+    same = ["--gpu", "v100", "--model", "resnet50", "--batch", "64"]
+    single = ["--gpus", "16", "--gpus-per-node", "4", "--rate-gbps", "25"]
+    predicted = answer(capsys, "predict", *same, *single)
+    (row,) = answer(capsys, "plan", "network", *same, "--nodes", "4", "--gpus-per-node", "4", "--networks", "25g")
+    best = answer(capsys, "plan", "cluster", *same, *single, "--transport", "tcp", "--target-efficiency", "0.1")["best"]
+    time = answer(capsys, "plan", "training-time", *same, *single, "--dataset-tb", "1")["projections"][-1]
+    accuracy = answer(capsys, "plan", "time-to-accuracy", *same, *single, "--epochs", "90")["answers"][0]
+    rates = [found["images_per_second"] for found in (row, best, time, accuracy)]
+    assert rates == [pytest.approx(predicted["images_per_second"], rel=1e-5)] * 4
+    assert row["limit"] == best["bottleneck"] == predicted["bottleneck"]
+    costs = [row["cost_per_hour"], best["cost_per_hour"], time["cost"] / time["hours"]]
+    costs.append(accuracy["cost"] / accuracy["hours"])
+    assert costs == [pytest.approx(costs[0])] * 4
+
+
+def test_cheapest_is_per_image_and_an_alias_of_a_transport_is_heard(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["plan", "cluster", "--gpu", "v100", "--target-efficiency", "0.5"]
+    options = answer(capsys, *words)["options"]
+    per_image = [option["cost_per_million_images"] for option in options]
+    assert per_image == sorted(per_image)
+    found = answer(capsys, *words, "--port-price", "roce:100=0.01")
+    assert found["prices"]["port_hour"]["verbs:100"] == 0.01
+
+
+def test_names_of_networks() -> None:
+    assert network.parse_network("25G-RoCE") == network.Network("25g-roce", 25.0, "verbs")
+    assert network.parse_network("ib-hdr").rate_gbps == 200

@@ -1,0 +1,92 @@
+"""Epochs against the batch, and published wall times of whole trainings."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.cli import main
+from bench.sizing import epochs
+
+LARS, LAMB = (next(one for one in epochs.WORKLOADS if one.optimizer == name) for name in ("lars", "lamb"))
+IMAGES = 90 * epochs.IMAGENET
+
+
+def answer(capsys: pytest.CaptureFixture[str], *words: str) -> Any:
+    assert main(["plan", "time-to-accuracy", *words, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize(("workload", "batches", "mean_error"), [(LARS, 12, 0.045), (LAMB, 13, 0.065)])
+def test_batches_left_out_are_predicted(workload: epochs.Workload, batches: int, mean_error: float) -> None:
+    known = epochs.points(workload)
+    assert len(known) == batches
+    assert epochs.curve(workload).mean_error < mean_error
+
+
+@pytest.mark.parametrize("left_out", epochs.points(LARS), ids=lambda point: str(point.batch))
+def test_each_lars_point_lies_in_the_interval_without_it(left_out: epochs.Point) -> None:
+    found = epochs.fit([point for point in epochs.points(LARS) if point != left_out]).need(left_out.batch)
+    assert found.low <= left_out.epochs <= found.high
+
+
+def test_goyals_hour_lies_in_the_interval(capsys: pytest.CaptureFixture[str]) -> None:
+    # One node of 8 P100 took 29 hours.
+    single = str(IMAGES / 29 / 3600 / 8)
+    words = ["--epochs", "90", "--single-rate", single, "--batch", "32", "--gpus", "256", "--gpus-per-node", "8"]
+    (found,) = answer(capsys, *words, "--rate-gbps", "50", "--interconnect", "nvlink")["answers"]
+    assert found["hours_low"] <= 1.0 <= found["hours_high"]
+
+
+def test_tensorpacks_wall_time_lies_in_the_interval_anchored_on_the_first(capsys: pytest.CaptureFixture[str]) -> None:
+    # 32 P100 took 5:09 h. With 256 P100 and batch 32 it took 1:09 h, outside of the interval: docs/predict.md says so.
+    anchor = f"32:{IMAGES / (5 * 3600 + 9 * 60)}"
+    words = ["--epochs", "90", "--single-rate", "219", "--gpus", "128", "--gpus-per-node", "8"]
+    words += ["--rate-gbps", "unknown", "--transport", "verbs", "--anchor", anchor, "--interconnect", "nvlink"]
+    (found,) = answer(capsys, *words)["answers"]
+    assert found["hours_low"] <= 83 / 60 <= found["hours_high"]
+
+
+def test_aws_wall_times_lie_in_the_interval_anchored_on_the_first(capsys: pytest.CaptureFixture[str]) -> None:
+    single = str(IMAGES / (6 * 3600 + 12 * 60) / 8)
+    words = ["--epochs", "90", "--single-rate", single, "--precision", "amp", "--batch", "256", "--gpus", "16,64"]
+    found = answer(capsys, *words, "--gpus-per-node", "8", "--rate-gbps", "25", "--interconnect", "nvlink")["answers"]
+    for one, hours in zip(found, (3 + 16 / 60, 54 / 60), strict=True):
+        assert one["hours_low"] <= hours <= one["hours_high"]
+
+
+def test_sgd_has_a_fixed_schedule_and_no_data_for_large_batches(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--gpu", "v100", "--optimizer", "sgd", "--target", "76", "--gpus"]
+    small, large = answer(capsys, *words, "8,512")["answers"]
+    assert (small["epochs"], large["epochs"], large["hours"]) == (90, None, None)
+    assert main(["plan", "time-to-accuracy", *words, "512"]) == 2
+    assert "no data for SGD at a batch of 32,768" in capsys.readouterr().err
+
+
+def test_more_gpus_stop_helping_and_the_plot_has_a_title(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    plot = tmp_path / "time.svg"
+    found = answer(capsys, "--gpu", "v100", "--gpus", "8,64,4096", "--plot", str(plot))
+    assert "Time to accuracy: resnet50, v100" in plot.read_text()
+    assert 64 < found["enough_gpus"] <= 16384
+    notes = [one["note"] for one in found["answers"]]
+    assert notes[1] == ""
+    assert notes[2].startswith("extrapolated")
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("--gpu v100 --target 80", "no data reach 80"),
+        ("--gpu v100 --model vgg16", "no data for vgg16"),
+        ("--gpu v100 --samples 5", "needs --epochs"),
+        ("--gpu v100 --rate-gbps 10,25", "bench plan network"),
+    ],
+)
+def test_what_no_data_reach_is_one_line(words: str, told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "time-to-accuracy", *words.split()]) == 2
+    error = capsys.readouterr().err
+    assert told in error
+    assert error.count("\n") == 1
