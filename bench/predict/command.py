@@ -4,8 +4,7 @@ Examples:
   bench predict --model resnet50 --batch 64 --single-rate 253.1 --gpus 32 --gpus-per-node 4 --rate-gbps 10
   bench predict --gpu v100 --gpus 1,4,8,16,32,64 --gpus-per-node 4 --rate-gbps 1,10,100 --plot scaling.svg
   bench predict --single-rate 253.1 --anchor 8:1282.3 --overlap none --gpus 32 --gpus-per-node 4 --rate-gbps 10
-  bench predict --model bert-large --gpu a100 --precision amp --batch 32 --seq-len 512 --grad-accum 4 --gpus 64 \
-    --gpus-per-node 8 --rate-gbps 200 --nics 8 --transport verbs
+  bench predict --model bert-large --seq-len 512 --batch 16 --gpu a100 --gpus 64 --gpus-per-node 8 --rate-gbps 200
   bench predict --calibrate results/local/latest --gpus 10,1024
   bench predict --validate
 """
@@ -23,7 +22,7 @@ from typing import Any
 from bench import words
 from bench.catalogue import gpu_rates, interconnect, models
 from bench.parse import TRANSPORTS, counts, named_path, transport
-from bench.predict import anchors, memory, validate
+from bench.predict import anchors, memory
 from bench.predict.inputs import (
     COLLECTIVES,
     COMPRESSIONS,
@@ -38,9 +37,9 @@ from bench.predict.inputs import (
     precision,
     single_step,
 )
+from bench.predict.json_values import as_object, rounded
 from bench.predict.network import link_gbps
 from bench.predict.step import Prediction, predict
-from bench.predict.validate import as_object, rounded
 from cluster.core.errors import UserError
 from cluster.core.numbers import COUNT, POSITIVE, Number
 from cluster.core.tables import columns
@@ -146,6 +145,8 @@ def run(args: argparse.Namespace) -> int:
 
         return by_source.run(args.json)
     if args.validate:
+        from bench.predict import validate
+
         return validate.run(args.table, args.json)
     if args.calibrate:
         return _calibrate(args)

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import csv
 import json
-import math
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from bench.catalogue.gpu_rates import compute_ms, published
 from bench.parse import OLD_TRANSPORTS, TRANSPORTS, number
 from bench.predict.fit import Observation, fit_link
 from bench.predict.inputs import DEFAULTS, Parameters, Setup
+from bench.predict.json_values import as_object, rounded
 from bench.predict.step import predict
 from cluster.core import files
 from cluster.core.errors import UserError
@@ -284,17 +284,6 @@ def run(path: Path | None, as_json: bool) -> int:
     print(columns(("set", "rows", "mean error", "max error", "inside interval"), lines))
     print("The sums leave out rows that are the model's input: one GPU, or the configuration a source counts from.")
     return 0
-
-
-def as_object(record: Any) -> dict[str, Any]:
-    return {name: rounded(value) for name, value in asdict(record).items()}
-
-
-def rounded(value: Any) -> Any:
-    """Six significant digits: enough for any use and stable across machines. JSON has no infinity."""
-    if not isinstance(value, float):
-        return value
-    return float(f"{value:.6g}") if math.isfinite(value) else None
 
 
 def _figure(value: float) -> str:
