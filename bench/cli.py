@@ -20,6 +20,7 @@ COMMANDS = {
     "comm": "bench.comm.command",
     "tune": "bench.tune.command",
     "selfcheck": "bench.selfcheck.command",
+    "elastic": "bench.elastic.command",
     "report": "bench.report.command",
     "explain": "bench.explain.command",
     "compare": "bench.compare",
@@ -31,7 +32,7 @@ COMMANDS = {
     "data": "bench.data.command",
 }
 # They use Terraform, Ansible or the notebooks. The others work wherever the package is installed.
-NEED_CHECKOUT = {"sweep", "run", "runs", "comm", "tune", "selfcheck", "jupyter"}
+NEED_CHECKOUT = {"sweep", "run", "runs", "comm", "tune", "elastic", "selfcheck", "jupyter"}
 
 
 def summary(module: str) -> str:

@@ -43,7 +43,8 @@ def main():
     # backward pass still computes the next ones. It waits until a process has done all of its micro-batches.
     state, half = recipe.start(args, device)
     mine = args.micro_batches // size
-    optimizer = hvd.DistributedOptimizer(
+    # The wrapper has the momentum, so the checkpoint is made from it.
+    state.optimizer = hvd.DistributedOptimizer(
         state.optimizer,
         named_parameters=state.model.named_parameters(),
         backward_passes_per_step=mine,
@@ -64,27 +65,9 @@ def main():
     log = recipe.Log(rank, state)
     loss_sum, seen = torch.zeros((), device=device), 0
     while state.step < last:
-        for group in optimizer.param_groups:
-            group["lr"] = recipe.learning_rate(args, state.step, order.steps_per_epoch)
         total = order.step_size(state.step)
-        state.model.train()
-        optimizer.zero_grad()
-        for _ in range(mine):
-            pixels, labels = next(batches)
-            # Mixed precision: convolutions in 16 bits, which GPUs compute several times as fast. Off on a CPU.
-            with torch.autocast(device.type, half, enabled=device.type == "cuda"):
-                output = state.model(recipe.normalise(pixels, device))
-                loss = F.cross_entropy(output, labels.to(device), reduction="sum")
-            # Divided by the images of the whole step: the sum over all processes is the mean of the batch.
-            state.scaler.scale(loss / total).backward()
-            loss_sum += loss.detach()
-        # Wait for the sums before the scaler looks at them; the step must then not wait for them again.
-        optimizer.synchronize()
-        state.scaler.unscale_(optimizer)
-        with optimizer.skip_synchronize():
-            state.scaler.step(optimizer)
-        state.scaler.update()
-        state.step += 1
+        rate = recipe.learning_rate(args, state.step, order.steps_per_epoch)
+        loss_sum += train_step(state, [next(batches) for _ in range(mine)], total, rate, half, device)
         seen += total
 
         # 6. After an epoch: how well does it do on images that it never trained on?
@@ -99,6 +82,31 @@ def main():
         if rank == 0 and (state.step % every == 0 or state.step == last):
             recipe.save(args, state)
     hvd.shutdown()
+
+
+def train_step(state, micro_batches, total, rate, half, device):
+    """One step of the optimizer on this process's micro-batches. Returns the sum of their losses."""
+    optimizer, loss_sum = state.optimizer, 0
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+    state.model.train()
+    optimizer.zero_grad()
+    for pixels, labels in micro_batches:
+        # Mixed precision: convolutions in 16 bits, which GPUs compute several times as fast. Off on a CPU.
+        with torch.autocast(device.type, half, enabled=device.type == "cuda"):
+            output = state.model(recipe.normalise(pixels, device))
+            loss = F.cross_entropy(output, labels.to(device), reduction="sum")
+        # Divided by the images of the whole step: the sum over all processes is the mean of the batch.
+        state.scaler.scale(loss / total).backward()
+        loss_sum += loss.detach()
+    # Wait for the sums before the scaler looks at them; the step must then not wait for them again.
+    optimizer.synchronize()
+    state.scaler.unscale_(optimizer)
+    with optimizer.skip_synchronize():
+        state.scaler.step(optimizer)
+    state.scaler.update()
+    state.step += 1
+    return loss_sum
 
 
 @torch.no_grad()

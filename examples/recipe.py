@@ -14,8 +14,8 @@ import torch
 OUTPUT = Path(os.environ.get("RUN_OUTPUT", "."))
 
 
-def options():
-    parser = argparse.ArgumentParser()
+def options(parser=None):
+    parser = parser or argparse.ArgumentParser()
     parser.add_argument("--data", default="synthetic", help="name of a data set in $RUN_DATA (default synthetic)")
     parser.add_argument("--model", default="resnet50", choices=resnet.MODELS)
     parser.add_argument("--pixels", type=int, default=224, help="width and height of the images")

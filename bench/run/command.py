@@ -35,6 +35,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     text = "environment to run on (default local); with NAME=VALUE, a variable of the script, kept out of every log"
     parser.add_argument("--env", action="append", default=[], metavar="ENV|NAME=VALUE", help=text)
     parser.add_argument("--nodes", type=Whole(1, MAX_NODES), help="number of nodes (default: all)")
+    text = "go on while so many nodes are left, when others fail, hang or are taken away (Horovod Elastic)"
+    parser.add_argument("--min-nodes", type=Whole(1, MAX_NODES), metavar="N", help=text)
+    text = "most nodes of an elastic run (default: all); the others are spares"
+    parser.add_argument("--max-nodes", type=Whole(1, MAX_NODES), metavar="N", help=text)
     text = "processes per node (default: one per GPU, or one)"
     parser.add_argument("--gpus-per-node", type=Whole(1, 64), help=text)
     text = "horovod: horovodrun or mpirun; ddp: torchrun (default horovod)"
@@ -86,8 +90,7 @@ def carry_out(args: argparse.Namespace, env: str, state: State, contract: Contra
     if (size := source.size(asked.folder, chosen)) > source.WARN_BYTES:
         text = f"copying {size / 1e6:.0f} MB from {asked.folder}; name what the run does not need in .runignore"
         print(text, file=sys.stderr)
-    if offline := ssh.offline(contract, asked.nodes):
-        raise InfraError(f"node {offline[0]} does not answer; run `make status ENV={env}`")
+    online = check_online(contract, asked, env)
     if asked.resume:
         asked = replace(asked, resume=nodes.find(contract, asked.resume, "--resume")["id"])
     venv = None
@@ -99,20 +102,36 @@ def carry_out(args: argparse.Namespace, env: str, state: State, contract: Contra
     local = folder_of(env, asked.id)
     local.mkdir(parents=True)
     state.mark_run(asked.id, ssh.argv(contract, contract.head, f"systemctl is-active run-{asked.id}-launch"))
-    nodes.start(contract, asked)
-    print(f"run {asked.id} on {', '.join(asked.nodes)}", file=sys.stderr, flush=True)
+    nodes.start(contract, asked, online)
+    print(f"run {asked.id} on {', '.join(online)}", file=sys.stderr, flush=True)
     if args.detach:
         suffix = "" if env == "local" else f" --env {env}"
         print(f"follow it: bench runs logs {asked.id} -f{suffix}", file=sys.stderr)
         return 0
     begin = time.monotonic()
-    follow(contract, asked, every=args.all_ranks)
+    code = follow(contract, asked, every=args.all_ranks)
     state.unmark_run()
+    if code and ssh.offline(contract, [contract.head]):
+        # What the others still run would wait for the head.
+        nodes.stop(contract, [name for name in contract.nodes if name != contract.head], asked.id)
+        raise InfraError(f"run {asked.id}: ended, because node {contract.head} is lost; run `make deploy ENV={env}`")
     return conclude(contract, asked.id, local, time.monotonic() - begin, args)
 
 
-def follow(contract: Contract, asked: Request, every: bool) -> None:
-    """Print the output until the run ends. Whatever ends us ends the run: first by us, or else by its closed input."""
+def check_online(contract: Contract, asked: Request, env: str) -> list[str]:
+    """The nodes to start on: all of them, or those of an elastic run that answer."""
+    offline = ssh.offline(contract, dict.fromkeys([contract.head, *asked.nodes]))
+    online = [node for node in asked.nodes if node not in offline]
+    if offline and (not asked.elastic or contract.head in offline or len(online) < asked.elastic.start):
+        raise InfraError(f"node {offline[0]} does not answer; run `make status ENV={env}`")
+    return online
+
+
+def follow(contract: Contract, asked: Request, every: bool) -> int:
+    """Print the output until the run ends, and return 0, or until the head is lost.
+
+    Whatever ends us ends the run: first by us, or else by its closed input.
+    """
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
@@ -121,7 +140,7 @@ def follow(contract: Contract, asked: Request, every: bool) -> None:
         signal.signal(number, interrupt)
     process = nodes.follow(contract, asked.id, every=every, own=True)
     try:
-        process.wait()
+        return process.wait()
     except BaseException:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)

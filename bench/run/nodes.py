@@ -60,6 +60,12 @@ def copy(contract: Contract, request: Request, record: dict[str, Any], chosen: S
     problem = process.stderr.strip()
     if process.returncode:
         raise InfraError(f"node {contract.head}: cannot copy {request.folder} to {folder}: {problem}")
+    if request.elastic:
+        unpack = f"mkdir {folder}/worker && tar -x --strip-components=1 -C {folder}/worker"
+        argv = ssh.as_training_account(contract, contract.head, ["sh", "-c", unpack])
+        done = ssh.gather({contract.head: argv}, worker_files.archive())[contract.head]
+        if done.returncode:
+            raise InfraError(f"node {contract.head}: cannot copy the worker to {folder}: {done.stderr.strip()}")
     write_file(contract, f"{folder}/run.json", json.dumps(record, indent=1))
 
 
@@ -102,9 +108,13 @@ def write_file(contract: Contract, path: str, text: str) -> None:
         raise InfraError(f"node {contract.head}: cannot write {path}: {done.stderr.strip()}")
 
 
-def start(contract: Contract, request: Request) -> None:
-    """Start the agents on all nodes, then the launcher on the head."""
-    worker_files.install(contract, list(request.nodes))
+def start(contract: Contract, request: Request, online: Sequence[str]) -> None:
+    """Start the agents on these nodes, then the launcher on the head."""
+    worker_files.install(contract, list(online))
+    folder = share_folder(contract, request.id)
+    # The head of an elastic run keeps the variables for nodes that come later.
+    agents = dict.fromkeys([contract.head, *online]) if request.elastic else online
+    watched = [folder] if request.elastic else []
     name, user = f"run-{request.id}", layout()["user"]
     # Of a run whose head was lost.
     clean = "sudo systemctl stop 'run-*' 2>/dev/null; sudo systemctl reset-failed 'run-*' 2>/dev/null"
@@ -113,22 +123,23 @@ def start(contract: Contract, request: Request) -> None:
     # Over standard input into memory: a value is in no command line, log or record.
     keep = f"sudo -u {user} sh -c 'umask 077; cat > /run/{name}/variables'"
     commands = {}
-    for node in request.nodes:
+    for node in agents:
         off = ["ExecStopPost=+/bin/systemctl poweroff"] if request.then == "stop" and node != contract.head else []
-        agent = shlex.join(unit(name, ["Type=notify", *limits, *off], worker("run_agent", request.id)))
+        agent = shlex.join(unit(name, ["Type=notify", *limits, *off], worker("run_agent", request.id, *watched)))
         commands[node] = ssh.argv(contract, node, f"{clean}; {agent} && {keep}")
     for node, done in ssh.gather(commands, json.dumps(request.variables)).items():
         if done.returncode:
             stop(contract, request.nodes, request.id)
             raise InfraError(f"node {node}: cannot start the run: {done.stderr.strip()}; run `make doctor`")
-    folder = share_folder(contract, request.id)
     after = ["ExecStopPost=" + shlex.join(["/usr/bin/python3", *worker("run_end", folder)[1:]])]
     if request.then == "stop":
         after += [
             f"ExecStopPost=+/usr/bin/systemd-run --on-active={STOP_AFTER} --timer-property=AccuracySec=1s "
             "/bin/systemctl poweroff"
         ]
-    launch = unit(f"{name}-launch", ["Type=exec", "TimeoutStopSec=60", *after], worker("run_launch", folder))
+    # Horovod's elastic driver may wait for ever after SIGTERM. run_end.py ends its ranks.
+    quickly = ["KillSignal=SIGKILL"] if request.elastic else []
+    launch = unit(f"{name}-launch", ["Type=exec", "TimeoutStopSec=60", *quickly, *after], worker("run_launch", folder))
     done = ssh.run_on_all(contract, [contract.head], shlex.join(launch))[contract.head]
     if done.returncode:
         stop(contract, request.nodes, request.id)

@@ -27,12 +27,14 @@ class Failure:
 
 def first_failure(logs: Path) -> Failure | None:
     """The rank that ended first with an error of its own: a rank that its launcher ended is a consequence."""
-    ends: list[dict[str, Any]] = [files.mapping(path) for path in logs.glob("rank-*.json")]
+    ends: list[dict[str, Any]] = [
+        files.mapping(path) | {"log": path.with_suffix(".log")} for path in logs.glob("rank-*.json")
+    ]
     failed = sorted((end for end in ends if end["code"] and not end["stopped"]), key=lambda end: end["ended"])
     if not failed:
         return None
     first = failed[0]
-    found = [(end, last_lines(logs / f"rank-{end['rank']}.log")) for end in failed]
+    found = [(end, last_lines(end["log"])) for end in failed]
     lines = found[0][1]
     # The same error on every rank, such as a syntax error, is rank 0's.
     for end, others in found:
@@ -59,7 +61,8 @@ def explain(folder: Path, record: dict[str, Any], shown_rank: bool) -> list[str]
         place = folder / point["name"]
         failure = first_failure(place / "logs")
         name = "" if point["name"] == "." else f"{point['name']}: "
-        if failure:
+        # An elastic run goes on without a rank that failed.
+        if failure and state(place) != "ok":
             lines.append(f"{name}{failure}")
             if not (shown_rank and failure.rank == 0):
                 lines += [f"  {line}" for line in failure.lines]

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from bench.plan import unfold
-from bench.run import source
+from bench.run import elastic, source
+from bench.run.elastic import Range
 from bench.sweep import launch as launchers
 from bench.sweep.launch import Launch
 from cluster.core import files, worker_files
@@ -43,6 +44,7 @@ class Request:
     max_restarts: int = 0
     grid: tuple[tuple[str, tuple[str, ...]], ...] = ()
     each_nodes: int = 0
+    elastic: Range | None = None
     then: Literal["stop", "destroy"] | None = None
     resume: str | None = None
     id: str = field(default_factory=lambda: f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}")
@@ -123,6 +125,7 @@ def make(args: argparse.Namespace, contract: Contract, variables: dict[str, str]
         raise UserError(f"--folder {args.folder}: no such folder")
     source.check_words(folder, words)
     names = contract.compute
+    nodes = elastic.chosen(args, len(names))
     count = args.nodes or len(names)
     if count > len(names):
         raise UserError(f"--nodes {count}: the cluster has {len(names)}; give fewer, or run `make scale NODES={count}`")
@@ -153,6 +156,7 @@ def make(args: argparse.Namespace, contract: Contract, variables: dict[str, str]
         max_restarts=args.max_restarts,
         grid=values,
         each_nodes=args.each_nodes or 1,
+        elastic=nodes,
         then=args.then,
         resume=args.resume,
     )
@@ -191,6 +195,14 @@ def launch(
     )
 
 
+def argv(request: Request, launch: Launch, hosts_file: str | None = None) -> list[str]:
+    """The command on the head. Without the file, which lives as long as a run, the launcher takes nodes as they are."""
+    if not request.elastic:
+        return launchers.argv(launch)
+    launcher = elastic.torchrun if launch.torchrun else elastic.horovodrun
+    return launcher(launch, request.elastic, hosts_file)
+
+
 def container_command(request: Request, contract: Contract, tuned: dict[str, Tuning], workdir: str) -> list[str]:
     """podman's part of a rank's command. The label finds containers that outlive podman."""
     if not request.container:
@@ -203,18 +215,21 @@ def record(request: Request, contract: Contract, tuned: dict[str, Tuning], venv:
     """run.json: what the nodes need, and what is kept. It has the names of --env and no values."""
     share = contract.storage.path
     folder = f"{share}/runs/{request.id}"
-    rank = ["python3", worker_files.folder(), "run_rank"]
+    # A node that joins an elastic run finds the worker on the share.
+    rank = ["python3", f"{folder}/worker" if request.elastic else worker_files.folder(), "run_rank"]
     groups = []
     for hosts in request.groups():
-        one = launch(request, contract, tuned, hosts, rank)
         # The rank's command is inside the container; what starts it is not.
-        groups.append({"hosts": list(hosts), "argv": launchers.argv(replace(one, container=None))})
+        one = replace(launch(request, contract, tuned, hosts, rank), container=None)
+        groups.append({"hosts": list(hosts), "argv": argv(request, one, elastic.hosts_file(request.id))})
     return {
         "id": request.id,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": shlex.join(request.words),
         "engine": request.engine,
+        "provider": contract.provider,
         "nodes": list(request.nodes),
+        "elastic": request.elastic.record() if request.elastic else None,
         "gpus_per_node": request.slots,
         "variables": sorted(request.variables),
         "max_restarts": request.max_restarts,
@@ -236,6 +251,6 @@ def printed(request: Request, contract: Contract, tuned: dict[str, Tuning]) -> l
     lines = []
     for point, hosts in zip(request.points(), itertools.cycle(request.groups()), strict=False):
         words = [*(["env", *hidden] if hidden else []), *point["words"]]
-        lines.append(shlex.join(launchers.argv(launch(request, contract, tuned, hosts, words))))
+        lines.append(shlex.join(argv(request, launch(request, contract, tuned, hosts, words))))
     # shlex quotes the stars.
     return [re.sub(r"'(\w+=\*\*\*)'", r"\1", line) for line in lines]

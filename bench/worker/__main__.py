@@ -15,7 +15,7 @@ PROGRAMS = (
         "run_follow",
         "run_launch",
     ),
-    *("run_packages", "run_rank", "stages", "supervise", "topology", "trials", "verify"),
+    *("run_packages", "run_rank", "run_torchrun", "stages", "supervise", "topology", "trials", "verify"),
 )
 
 

@@ -18,6 +18,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from bench.worker import run_drain
+
 SECONDS_TO_END = 3.0
 
 
@@ -123,8 +125,26 @@ def end_with(lines: Any, process: "subprocess.Popen[bytes]", stopped: threading.
             return
 
 
+def end_with_run(folder: Path) -> None:
+    """End when the run has ended: a node that hung or was away meanwhile was not told."""
+    while not (folder / "end.json").exists():
+        time.sleep(5)
+    os._exit(0)
+
+
+def watch_run(folder: Path) -> None:
+    """Of an elastic run, which goes on when a node leaves it."""
+    tasks: list[tuple[Any, ...]] = [(end_with_run, folder)]
+    if json.loads((folder / "run.json").read_text())["provider"] == "aws":
+        tasks.append((run_drain.watch, folder, os.uname().nodename))
+    for target, *args in tasks:
+        threading.Thread(target=target, args=args, daemon=True).start()
+
+
 def main() -> None:
     run = sys.argv[1]
+    if len(sys.argv) > 2:
+        watch_run(Path(sys.argv[2]))
     # A service starts with a low soft limit, a login with the hard one.
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,5 +1,6 @@
 """Print the output of a run on the head until it ends. With --own, the run ends when standard input closes."""
 
+import json
 import os
 import signal
 import sys
@@ -44,7 +45,8 @@ def watch(run: str) -> None:
 
 def main() -> None:
     folder, options = Path(sys.argv[1]), sys.argv[2:]
-    every = "--all" in options
+    # Of an elastic run, rank 0 may be on any node.
+    every = "--all" in options or bool(json.loads((folder / "run.json").read_text()).get("elastic"))
     if "--own" in options:
         threading.Thread(target=watch, args=(folder.name,), daemon=True).start()
     tails: dict[Path, Tail] = {}

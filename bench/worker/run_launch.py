@@ -11,17 +11,11 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-from bench.worker import run_agent
+from bench.worker import run_agent, run_hosts
 
-SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=5")
-CLEAR = """import socket
-s = socket.socket(socket.AF_UNIX)
-s.connect("/run/run-{run}/socket")
-s.sendall(b'{{"clear": true}}\\n')
-s.recv(9)
-"""
+SECONDS_TO_START = 60
 
 
 def on_hosts(hosts: list[str], command: str) -> None:
@@ -29,7 +23,7 @@ def on_hosts(hosts: list[str], command: str) -> None:
     own = os.uname().nodename
     started = [
         subprocess.Popen(
-            ["sh", "-c", command] if host == own else [*SSH, host, command],
+            ["sh", "-c", command] if host == own else [*run_hosts.SSH, host, command],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -61,15 +55,34 @@ def carry_out(folder: Path, run: dict[str, Any], point: dict[str, Any], group: d
             old.unlink()
         with (place / "logs/launcher.log").open("ab") as log:
             argv = [*group["argv"], str(folder), point["name"]]
-            code = subprocess.call(
-                argv, cwd=folder / "code", stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
-            )
-        clear = f"python3 -c '{CLEAR.format(run=run['id'])}'"
-        on_hosts(group["hosts"], clear)
+            start = elastic if run.get("elastic") else launch
+            code = start(argv, folder, run, group["hosts"], log)
+        on_hosts(group["hosts"], run_hosts.clear_command(run["id"]))
         if code == 0:
             break
     state = {"state": "ok" if code == 0 else "failed", "code": code, "hosts": group["hosts"], "attempt": attempt}
     write(place / "state.json", {**state, "started": begin, "ended": time.time()})
+
+
+def launch(argv: list[str], folder: Path, run: dict[str, Any], hosts: list[str], log: IO[bytes]) -> int:
+    return subprocess.call(
+        argv, cwd=folder / "code", stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+    )
+
+
+def elastic(argv: list[str], folder: Path, run: dict[str, Any], hosts: list[str], log: IO[bytes]) -> int:
+    """The same, while a file says which nodes the launcher can use."""
+    known = run_agent.runtime(f"{run['id']}-launch") / "hosts"
+    found = run_hosts.Hosts(folder, run, known, folder / "logs/hosts.jsonl")
+    found.start(hosts)
+    try:
+        least = run["elastic"]["start"]
+        if not found.wait(hosts, least, SECONDS_TO_START):
+            log.write(f"{least} nodes must be ready for a start; {len(found.usable)} of {len(hosts)} are\n".encode())
+            return 1
+        return launch(argv, folder, run, hosts, log)
+    finally:
+        found.ended.set()
 
 
 def main() -> None:

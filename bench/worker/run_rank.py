@@ -2,9 +2,11 @@
 
 import json
 import os
+import select
 import signal
 import socket
 import sys
+import threading
 from pathlib import Path
 
 from bench.worker import fabric, run_agent
@@ -42,7 +44,11 @@ def request(folder: Path, point: str, environment: dict[str, str]) -> dict[str, 
             "PYTHONUNBUFFERED": "1",
         }
     )
-    log = place / "logs" / f"rank-{found['RANK']}.log"
+    name = found["RANK"]
+    if run.get("elastic"):
+        # Ranks change hands when nodes come and go; a place on a node does not.
+        name = f"{os.uname().nodename}.{found['LOCAL_RANK']}"
+    log = place / "logs" / f"rank-{name}.log"
     words = [*run["container"], *chosen["words"]]
     return {
         "rank": int(found["RANK"]),
@@ -53,11 +59,21 @@ def request(folder: Path, point: str, environment: dict[str, str]) -> dict[str, 
     }
 
 
+def end_with_launcher() -> None:
+    """End when nobody reads our output: the launcher's SSH connection is gone, and no signal says so."""
+    output = select.poll()
+    output.register(sys.stdout.fileno(), 0)
+    while not output.poll(60_000):
+        pass
+    os._exit(1)
+
+
 def main() -> None:
     folder, point = Path(sys.argv[1]), sys.argv[2]
     # A launcher ends ranks by a signal; the connection closes with this process, and the agent ends the rank.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     fabric.use()
+    threading.Thread(target=end_with_launcher, daemon=True).start()
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(str(run_agent.runtime(folder.name) / "socket"))
         connection.sendall(json.dumps(request(folder, point, dict(os.environ))).encode() + b"\n")

@@ -80,6 +80,31 @@ def test_horovodrun_refuses_a_node_with_another_host_key(nodes):
     assert "Host key verification failed" in done.stdout + done.stderr
 
 
+AGENT = """
+import os, pathlib, socket, time
+pathlib.Path(os.environ["RUNTIME_DIRECTORY"], "account").write_text(str(os.getuid()))
+with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notify:
+    notify.connect(os.environ["NOTIFY_SOCKET"].replace("@", chr(0)))
+    notify.send(b"READY=1")
+time.sleep(60)
+"""
+
+
+def test_training_account_can_start_the_agent_of_a_run_as_itself_only(nodes):
+    node = nodes["w1"]
+    node.check_output("sh -c 'printf %%s \"$1\" > /tmp/agent.py' sh %s", AGENT)
+    refused = nodes.as_user("w1", "sudo -n /usr/local/sbin/run-agent '1 --uid=root' /tmp/agent.py")
+    assert refused.rc == 2 and "not a run" in refused.stderr
+    assert nodes.as_user("w1", "sudo -n systemd-run true").rc != 0
+    done = nodes.as_user("w1", "sudo -n /usr/local/sbin/run-agent 20260101-000000-abcd /tmp/agent.py")
+    assert done.rc == 0, done.stderr
+    folder = "/run/run-20260101-000000-abcd"
+    assert node.check_output(f"cat {folder}/account") == node.check_output("id -u horovod")
+    assert node.check_output(f"stat -c '%a %U' {folder}") == "700 horovod"
+    node.check_output("systemctl stop run-20260101-000000-abcd")
+    assert not node.file(folder).exists
+
+
 def test_nothing_was_compiled(nodes):
     """prepare.yml removed Horovod from w1 and records every compiler call."""
     for name in ("head", "w1"):

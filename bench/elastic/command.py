@@ -1,0 +1,155 @@
+"""Measure what faults cost an elastic run: seconds to the next step, steps lost, images per second."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from bench.elastic import report, trace
+from bench.elastic.faults import FAULTS, Fault, Target, kill_rank, resume_node, start_node
+from bench.elastic.live import Live, place_of_rank
+from bench.elastic.report import Measured
+from bench.results import store
+from bench.run import command as run_command
+from bench.run import nodes, request
+from bench.sweep.progress import console
+from cluster.core import lock
+from cluster.core.contract import Contract
+from cluster.core.errors import UserError
+from cluster.core.numbers import Whole
+from cluster.core.paths import ROOT
+from cluster.core.progress import Progress
+from cluster.core.state import State
+from cluster.providers.local import machine
+from cluster.providers.local.provider import podman_settings
+from cluster.terraform import read_output
+
+# For a recovery. On a busy machine a rank alone takes half a minute to start.
+SECONDS = 300.0
+SCRIPT = "imagenet_elastic.py"
+FOREVER = 1_000_000
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--env", default="local", help="environment to run on (default local)")
+    parser.add_argument("--times", type=Whole(1, 100), default=5, metavar="N", help="rounds of all faults (default 5)")
+    text = "repeatable (default: all; those of a whole node need provider local)"
+    parser.add_argument("--fault", choices=list(FAULTS), action="append", help=text)
+
+
+def run(args: argparse.Namespace) -> int:
+    state = State.existing(args.env)
+    with state.locked():
+        contract = read_output(state)
+        faults = chosen(args.fault, contract)
+        progress = Progress(args.env)
+        with (
+            progress.phase(f"elastic: {len(faults)} faults, {args.times} times"),
+            lock.measuring(contract.provider, progress.waiting),
+        ):
+            folder = Measurement(args.env, state, contract, progress).run(faults, args.times)
+    console.print((folder / report.TABLE).read_text(), markup=False)
+    console.print(f"saved in {folder}", markup=False)
+    return 0
+
+
+def chosen(names: list[str] | None, contract: Contract) -> list[Fault]:
+    if len(contract.compute) < 3:
+        raise UserError(f"elastic: needs at least 3 nodes, the cluster has {len(contract.compute)}; run `make scale`")
+    faults = [FAULTS[name] for name in names or FAULTS]
+    if contract.provider == "local":
+        return faults
+    if wrong := next((fault.name for fault in faults if names and fault.local), None):
+        raise UserError(f"--fault '{wrong}': needs local nodes; on {contract.provider} choose 'rank killed'")
+    return [fault for fault in faults if not fault.local]
+
+
+@dataclass
+class Measurement:
+    env: str
+    state: State
+    contract: Contract
+    progress: Progress
+
+    def run(self, faults: list[Fault], times: int) -> Path:
+        """One run of the example; the faults, one after the other, each when all nodes have trained for a while."""
+        folder = store.RESULTS / self.env / "elastic" / f"{datetime.now(UTC):%Y%m%d-%H%M%S}"
+        live = self.start()
+        measured: list[Measured] = []
+        try:
+            for number in range(1, times + 1):
+                for fault in faults:
+                    self.progress.now("elastic", f"round {number} of {times}: {fault.name}")
+                    for one in self.measure(live, fault, number):
+                        measured.append(one)
+                        report.append(folder, one)
+                        self.progress.line(f"{one.fault}: next step after {one.recovery.seconds:.1f} s")
+        finally:
+            self.end(live)
+        report.write(folder, measured, self.contract)
+        return folder
+
+    def start(self) -> Live:
+        gpus = self.contract.gpus_per_node
+        size = ("--batch", "32") if gpus else ("--model", "small", "--pixels", "32", "--batch", "8", "--workers", "0")
+        micro = ("--micro-batches", str(12 * max(gpus, 1)))
+        words = ["python", SCRIPT, *size, *micro, "--epochs", str(FOREVER), "--trace"]
+        parser = argparse.ArgumentParser()
+        run_command.configure(parser)
+        options = [
+            "--env",
+            self.env,
+            "--detach",
+            "--min-nodes",
+            "1",
+            "--env",
+            "OMP_NUM_THREADS=1",
+            "--folder",
+            str(ROOT / "examples"),
+        ]
+        args = parser.parse_args([*options, "--", *words])
+        asked = request.make(args, self.contract, {})
+        run_command.carry_out(args, self.env, self.state, self.contract, asked)
+        return Live(self.contract, asked.id)
+
+    def end(self, live: Live) -> None:
+        """End the run, and repair the nodes that are stopped or paused."""
+        if self.contract.provider == "local":
+            for node in self.contract.compute:
+                target = Target(self.contract, live.run, node)
+                repair = {"paused": resume_node, "exited": start_node}.get(state_of(target))
+                if repair:
+                    repair(target)
+        nodes.stop(self.contract, self.contract.compute, live.run)
+        self.state.unmark_run()
+
+    def measure(self, live: Live, fault: Fault, number: int) -> list[Measured]:
+        size = len(self.contract.compute) * max(self.contract.gpus_per_node, 1)
+        rows = live.wait_for_size(size, SECONDS)
+        head = self.contract.head
+        if fault.rank0 and place_of_rank(rows, 0) == head:
+            at = live.now()
+            kill_rank(Target(self.contract, live.run, head))
+            rows = live.wait_for_size(size, SECONDS, after=at)
+        first = place_of_rank(rows, 0)
+        workers = [node for node in self.contract.compute if node not in (head, first)]
+        target = Target(self.contract, live.run, first if fault.rank0 else workers[number % len(workers)])
+        found = [self.observe(live, fault.name, number, target, fault.inject)]
+        if fault.repaired:
+            found.append(self.observe(live, fault.repaired, number, target, fault.repair))
+        return found
+
+    def observe(self, live: Live, name: str, number: int, target: Target, act: Callable[[Target], None]) -> Measured:
+        at = live.now()
+        act(target)
+        recovery = live.wait(name, lambda rows: trace.recovery(rows, at), SECONDS)
+        return Measured(name, number, target.node, at, recovery, trace.series(live.rows(), at))
+
+
+def state_of(target: Target) -> str:
+    name = f"{target.contract.name}-{target.node}"
+    with podman_settings() as settings:
+        return machine.podman("inspect", "--format={{.State.Status}}", name, env=settings).strip()

@@ -1,0 +1,111 @@
+"""bench elastic: what a trace says about a fault, and whether every image was used once with the same weights."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+from test_run import nodes
+
+from bench.elastic import command, report, trace
+from bench.elastic.faults import FAULTS
+from bench.elastic.report import Measured
+from bench.elastic.trace import Row
+from cluster.core.errors import UserError
+
+# Two epochs of 4 steps with 12 images each, a step per second.
+STEPS, IMAGES = 4, range(12)
+
+
+def step(number: int, time: float, size: int, generation: int) -> list[Row]:
+    used = [image for image in IMAGES if image % STEPS == number % STEPS]
+    return [
+        Row(f"n{rank}.0", time + rank / 100, number, generation, rank, size, tuple(used[rank::size]), 7 * number)
+        for rank in range(size)
+    ]
+
+
+def undisturbed() -> list[Row]:
+    return [row for number in range(8) for row in step(number, float(number), 3, 1)]
+
+
+def disturbed() -> list[Row]:
+    """A process is lost at 3.5 s, after step 3. The others go on at 9 s from step 2."""
+    before = [row for number in range(4) for row in step(number, float(number), 3, 1)]
+    return before + [row for number in range(2, 8) for row in step(number, 7.0 + number, 2, 2)]
+
+
+def test_recovery_says_what_a_fault_cost() -> None:
+    found = trace.recovery(disturbed(), at=3.5, window=3)
+    assert found is not None
+    assert (found.nodes_before, found.nodes_after, found.steps_lost) == (3, 2, 2)
+    assert found.seconds == pytest.approx(5.5) and found.stood == pytest.approx(5.98)
+    # Three steps of three images within three seconds.
+    assert found.before == pytest.approx(3) and found.after == pytest.approx(3)
+
+
+def test_a_step_that_ends_after_the_fault_is_not_the_recovery() -> None:
+    found = trace.recovery(disturbed(), at=2.5, window=3)
+    assert found is not None and found.seconds == pytest.approx(6.5)
+
+
+@pytest.mark.parametrize("at", [-1.0, 20.0])
+def test_without_steps_on_both_sides_there_is_no_recovery_yet(at: float) -> None:
+    assert trace.recovery(disturbed(), at, window=3) is None
+    assert trace.recovery(undisturbed(), 3.5, window=3) is None
+
+
+def test_steps_that_were_done_again_count_once() -> None:
+    assert trace.problems(undisturbed(), IMAGES, STEPS) == []
+    assert trace.problems(disturbed(), IMAGES, STEPS) == []
+
+
+def changed(**values: object) -> list[Row]:
+    rows = disturbed()
+    return [*rows[:-3], replace(rows[-3], **values), *rows[-2:]]
+
+
+@pytest.mark.parametrize(
+    ("rows", "problem"),
+    [
+        (changed(weights=1), "step 6: the weights differ between ranks"),
+        (changed(images=(0,)), "epoch 1: 1 images too many, 1 missing"),
+        (disturbed()[:-1], "step 7: ranks [0] of 2"),
+        ([row for row in disturbed() if row.step != 1], "epoch 0: 3 of 4 steps"),
+    ],
+)
+def test_a_wrong_trace_is_found(rows: list[Row], problem: str) -> None:
+    found = trace.problems(rows, IMAGES, STEPS)
+    assert problem in found
+
+
+def test_a_line_that_a_stopped_node_left_half_is_skipped() -> None:
+    row = {**asdict(undisturbed()[0])}
+    row.pop("place")
+    text = f"trace-w1.0.jsonl:{json.dumps(row)}\ntrace-w1.0.jsonl:{json.dumps(row)[:40]}\n"
+    (found,) = trace.parse(text)
+    assert found == replace(undisturbed()[0], place="w1.0")
+
+
+def test_report_has_a_row_per_fault_and_the_dip(tmp_path: Path) -> None:
+    rows = disturbed()
+    recovery = trace.recovery(rows, 3.5, 3)
+    assert recovery
+    measured = [Measured("rank killed", n, "w1", 3.5, recovery, trace.series(rows, 3.5)) for n in (1, 2)]
+    report.write(tmp_path, measured, nodes(3))
+    line = next(line for line in (tmp_path / "report.md").read_text().splitlines() if "rank killed" in line)
+    assert line == "| rank killed | 2 | 5.5 (5.5-5.5) | 6.0 | 2 (max 2) | 3 to 2 | 3 to 3 |"
+    assert "<svg" in (tmp_path / "dip.svg").read_text()
+
+
+def test_faults_of_whole_nodes_need_local_ones() -> None:
+    cluster = nodes(4)
+    assert len(command.chosen(None, cluster)) == len(FAULTS)
+    elsewhere = cluster.model_copy(update={"provider": "aws"})
+    assert [fault.name for fault in command.chosen(None, elsewhere)] == ["rank killed", "node drained"]
+    with pytest.raises(UserError, match="--fault 'node paused'"):
+        command.chosen(["node paused"], elsewhere)
+    with pytest.raises(UserError, match="at least 3 nodes"):
+        command.chosen(None, nodes(2))
