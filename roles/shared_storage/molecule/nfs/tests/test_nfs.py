@@ -94,12 +94,18 @@ def test_worker_requests_the_share_and_retries(nodes):
     done = nodes.run("w1", f"sh -c '{ask}'")
     assert done.rc == 0, done.stderr
     assert f"addr={nodes.address('head')}" in done.stdout
+    assert "nconnect=8" in done.stdout
     tries = "systemctl show -P NRestarts shared-storage"
     before = int(nodes["w1"].check_output(tries))
     again = f"timeout 60 sh -c 'until [ $({tries}) -gt {before} ]; do sleep 0.5; done'"
     assert nodes.run("w1", again).rc == 0, "the unit does not retry"
     for name in nodes.names:
         assert nodes.run(name, "systemd-analyze verify shared-storage.service nfs-server.service").rc == 0
+
+
+def test_server_has_threads_for_all_workers(nodes):
+    # The tool with which nfs-server.service reads its settings.
+    assert nodes["head"].check_output("nfsconf --get nfsd threads") == "64"
 
 
 def test_removed_node_is_no_longer_in_the_exports(nodes):
