@@ -97,7 +97,7 @@ cost: setup ## show the price per hour, the cost so far, and the budget   [ENV=a
 adopt: setup ## show the host keys of existing machines and pin them   [ENV=baremetal]
 	@$(CLUSTER) adopt
 
-renew: setup ## keep the nodes of a testbed for longer   [ENV=virtualwall]
+renew: setup ## keep the nodes for longer: a testbed's reservation, or the date at which EC2 nodes end   [ENV=aws]
 	@$(CLUSTER) renew
 
 training-image: setup ## build the container image that GPULab jobs run   [DEVICE=cuda|cpu]

@@ -68,7 +68,7 @@ def make_parser() -> argparse.ArgumentParser:
         command.add_argument("--replace", action="store_true", help=text)
     for command in (changing, scaling, destroying):
         command.add_argument("--yes", action="store_true", help="remove nodes even if a run is in progress on them")
-    add("renew", "extend the reservation of testbed nodes", lambda args: lifecycle.renew(args.env))
+    add("renew", "extend the lifetime of the nodes", lambda args: lifecycle.renew(args.env))
     text = "build the container image that GPULab jobs and containers on nodes run"
     command = add("training-image", text, lambda args: lifecycle.training_image(args.env, args.device))
     text = "device that Horovod is compiled for (default: cuda)"

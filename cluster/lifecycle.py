@@ -8,7 +8,7 @@ import shlex
 import signal
 import sys
 import time
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -103,6 +103,8 @@ def deploy(env: str, nodes: int | None, as_json: bool, yes: bool = False, replac
         with progress.phase(f"terraform: {cluster.nodes} nodes"):
             contract = apply(found, progress)
             provider.wait_for_nodes(contract, progress)
+            if provider.learn(contract):
+                contract = apply(found, progress)
         if not provider.has_nodes:
             progress(f"{len(contract.nodes)} jobs can be started; next: make bench ENV={env}")
             return
@@ -162,13 +164,16 @@ def apply(found: Found, progress: Progress) -> Contract:
             known = root.output()
     elif not found.adopted:
         provider.remove_leftovers()
+    provider.before_apply(progress)
+    before = tfstate.identities(state.tfstate)
     replace = sorted({*(provider.repair(known, progress) if known else []), *found.addresses()})
     try:
         root.apply(replace, progress)
-    except InfraError:
+    except InfraError as error:
         # Something else may have taken our name or a subnet since the check, while an image was built; say who has it.
         provider.check()
-        raise
+        created = dict(tfstate.identities(state.tfstate) - before)
+        raise provider.after_failure(error, created, None if before else partial(root.destroy, progress)) from None
     root.cluster_file.replace(state.cluster_file)
     return root.output()
 
@@ -296,8 +301,9 @@ def destroy(env: str, yes: bool = False) -> None:
 
 def renew(env: str) -> None:
     state, progress = State(env), Progress(env)
-    with state.locked():
-        progress(registry.provider(state, state.cluster()).renew())
+    provider = registry.provider(state, state.cluster())
+    with nullcontext() if provider.renews_during_runs else state.locked():
+        progress(provider.renew())
 
 
 def training_image(env: str, device: str) -> None:

@@ -161,6 +161,7 @@ def _instance_type(value: str) -> str:
 
 
 InstanceType = Annotated[str, AfterValidator(_instance_type)]
+ReservationId = Annotated[str, Field(pattern=r"^cr-[0-9a-f]+$")]
 SubnetId = Annotated[str, Field(pattern=r"^subnet-[0-9a-f]+$")]
 BucketName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{2,62}$")]
 
@@ -177,7 +178,7 @@ class Aws(Section):
     """Nodes on EC2."""
 
     region: Annotated[str, Field(pattern=r"^[a-z]{2}(-[a-z]+)+-[0-9]$", description="AWS region")]
-    zone: str | None = Field(default=None, description="availability zone; null: any")
+    zone: str | None = Field(default=None, description="availability zone; null: one that offers the instance types")
     network: NodeNetwork | None = Field(default=None, description="of the VPC to create; not with subnet_id")
     subnet_id: SubnetId | None = Field(default=None, description="existing subnet that you reach; not with network")
     instance_type: InstanceType = Field(description="type of the nodes, from cluster/core/instances.yml")
@@ -185,18 +186,28 @@ class Aws(Section):
     ami: Ami = Ami()
     root_gb: Annotated[int, Field(ge=30, le=16384, description="size of the encrypted gp3 root volume")] = 100
     scratch: bool = Field(default=True, description="mount the first instance-store disk at /scratch")
-    interface: str | None = Field(default=None, description="first network card; null: as in instances.yml")
+    interface: str | None = Field(default=None, description="first network card; null: each node is asked")
     placement_group: bool = Field(default=True, description="place the workers close together")
     spot: bool = Field(default=False, description="spot instances: cheaper, but AWS may stop them")
+    capacity_reservation: ReservationId | None = Field(
+        default=None, description="capacity reservation or capacity block for the nodes of instance_type"
+    )
     data_bucket: BucketName | None = Field(default=None, description="S3 bucket to create; destroy removes it")
     owner: Annotated[str, Field(min_length=1, description="value of the tag Owner on all resources")]
-    expires_hours: Annotated[int, Field(ge=1, description="lifetime in the tag Expires; nothing is stopped")] = 12
+    expires_hours: Annotated[
+        int, Field(ge=1, description="hours after which nodes end themselves; `make renew` extends")
+    ] = 12
+    idle_minutes: Annotated[int, Field(ge=5)] | None = Field(
+        default=None, description="minutes without logins and load after which nodes end themselves; null: never"
+    )
     budget_usd: Annotated[float, Field(gt=0, description="amount above which `make cost` warns")] = 50
 
     @model_validator(mode="after")
     def one_network(self) -> Aws:
         if (self.network is None) == (self.subnet_id is None):
             raise ValueError("aws.network: give network, or subnet_id of an existing subnet, but not both")
+        if self.spot and self.capacity_reservation:
+            raise ValueError("aws.spot: spot instances cannot use a capacity_reservation; remove one of them")
         return self
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,24 @@ def nodes(path: Path) -> set[str]:
     instances = [one for resource in resources if resource.get("name") == "node" for one in resource["instances"]]
     made = {str(one["index_key"]) for one in instances if "index_key" in one}
     return made or set((output(content) or {}).get("nodes", {}))
+
+
+def resources(path: Path) -> dict[str, dict[str, Any]]:
+    """Attributes of every resource that Terraform created, by address."""
+    found = {}
+    for one in read(path).get("resources", []):
+        if one.get("mode") != "managed":
+            continue
+        name = ".".join([*([one["module"]] if "module" in one else []), one["type"], one["name"]])
+        for instance in one["instances"]:
+            key = f"[{json.dumps(instance['index_key'])}]" if "index_key" in instance else ""
+            found[name + key] = instance.get("attributes") or {}
+    return found
+
+
+def identities(path: Path) -> set[tuple[str, str]]:
+    """Address and identifier of every resource; a resource that was replaced has another identifier."""
+    return {(address, str(found.get("id"))) for address, found in resources(path).items()}
 
 
 def output(content: dict[str, Any]) -> dict[str, Any] | None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from cluster.core.config import Cluster
 from cluster.core.contract import Contract
-from cluster.core.errors import UserError
+from cluster.core.errors import InfraError, UserError
 from cluster.core.progress import Progress
 from cluster.core.state import State
 
@@ -53,6 +54,8 @@ class Provider:
     needs_root = False
     # Whether nodes accept only the key in the state folder.
     own_key = False
+    # Whether renew changes nothing that a measurement or a deploy uses.
+    renews_during_runs = False
 
     def __init__(self, state: State, cluster: Cluster) -> None:
         self.state, self.cluster = state, cluster
@@ -80,6 +83,17 @@ class Provider:
         """The actual state of the nodes, whatever Terraform's state says. A node that no longer exists is left out."""
         return {name: NodeState("running") for name in contract.nodes}
 
+    def before_apply(self, progress: Progress) -> None:
+        """Remove what an interrupted apply created and Terraform's state does not record."""
+
+    def after_failure(self, error: InfraError, created: dict[str, str], undo: Callable[[], None] | None) -> InfraError:
+        """After a failed apply: the error to report.
+
+        created: Terraform address -> identifier of what this apply created. undo removes all of it; it is None if
+        something existed before, which must stay.
+        """
+        return error
+
     def repair(self, contract: Contract, progress: Progress) -> list[str]:
         """Start stopped nodes; return the Terraform addresses of resources that must be replaced."""
         return []
@@ -98,6 +112,10 @@ class Provider:
     def wait_for_nodes(self, contract: Contract, progress: Progress) -> None:
         """After Terraform, before Ansible: wait until the nodes answer and pin their host keys."""
 
+    def learn(self, contract: Contract) -> bool:
+        """Ask the nodes what only they know. True if Terraform's output must be made again with the answers."""
+        return False
+
     def remove_leftovers(self) -> None:
         """Remove resources that Terraform does not know; raise InfraError for those that cannot be removed."""
 
@@ -106,7 +124,7 @@ class Provider:
         return []
 
     def renew(self) -> str:
-        """Extend the reservation of the nodes; return the line to print."""
+        """Extend the lifetime of the nodes; return the line to print."""
         raise UserError(f"ENV={self.state.env}: provider {self.cluster.provider} has no reservation to renew")
 
     def checks(self) -> list[Check]:

@@ -3,9 +3,10 @@ locals {
   aws   = local.cluster.aws
   types = yamldecode(file("${path.module}/../../cluster/core/instances.yml")).types
   tags = {
-    HorovodCluster = local.cluster.name
-    Owner          = local.aws.owner
-    Expires        = var.expires
+    HorovodCluster    = local.cluster.name
+    HorovodDeployment = var.deployment
+    Owner             = local.aws.owner
+    Expires           = var.expires
   }
 
   head_type = coalesce(local.aws.head_type, local.aws.instance_type)
@@ -14,8 +15,15 @@ locals {
       type = node.role == "head" ? local.head_type : local.aws.instance_type
     })
   }
-  # Nodes of another type than the workers' may not fit into the same placement group.
-  placed = { for name, node in local.nodes : name => node.type == local.aws.instance_type && local.aws.placement_group }
+  reserved = { for name, node in local.nodes : name => local.aws.capacity_reservation != null && node.type == local.aws.instance_type }
+  # Nodes of another type than the workers' may not fit into the same placement group. A reservation has its own, or none.
+  groups = { for name, node in local.nodes : name =>
+    local.reserved[name] ? var.reservation_group :
+    node.type == local.aws.instance_type && local.aws.placement_group ? aws_placement_group.cluster[0].name : null
+  }
+  markets = { for name, reserved in local.reserved : name =>
+    local.aws.spot ? "spot" : reserved && var.capacity_block ? "capacity-block" : null
+  }
   # Only a launch template can request EFA interfaces.
   efa_types = toset([for node in values(local.nodes) : node.type if try(local.types[node.type].efa, 0) > 0])
   # A node with several interfaces cannot have a public address, so only an existing subnet gets more than one.
@@ -80,10 +88,12 @@ resource "aws_instance" "node" {
   ami                  = local.aws.ami.id == null ? data.aws_ami.node[0].id : local.aws.ami.id
   instance_type        = each.value.type
   key_name             = aws_key_pair.admin.key_name
-  placement_group      = local.placed[each.key] ? aws_placement_group.cluster[0].name : null
+  placement_group      = local.groups[each.key]
   iam_instance_profile = local.aws.data_bucket == null ? null : aws_iam_instance_profile.node[0].name
   user_data            = local.user_data[each.key]
   ebs_optimized        = true
+  # A node that powers itself off, as cluster-expiry does, must not stay and be billed.
+  instance_initiated_shutdown_behavior = "terminate"
 
   # With EFA, the launch template sets the subnet.
   subnet_id              = contains(local.efa_types, each.value.type) ? null : local.subnet_id
@@ -98,9 +108,18 @@ resource "aws_instance" "node" {
   }
 
   dynamic "instance_market_options" {
-    for_each = local.aws.spot ? ["spot"] : []
+    for_each = compact([local.markets[each.key]])
     content {
-      market_type = "spot"
+      market_type = instance_market_options.value
+    }
+  }
+
+  dynamic "capacity_reservation_specification" {
+    for_each = local.reserved[each.key] ? [local.aws.capacity_reservation] : []
+    content {
+      capacity_reservation_target {
+        capacity_reservation_id = capacity_reservation_specification.value
+      }
     }
   }
 
@@ -129,8 +148,8 @@ resource "aws_instance" "node" {
       condition     = contains(local.efa_types, each.value.type) || alltrue([for fabric in local.cluster.fabrics : fabric.transport == "tcp"])
       error_message = "cluster.fabrics: transport efa: ${each.value.type} has no EFA; use tcp or another instance type."
     }
-    # A newer image or an edited start-up script does not replace a running node.
-    ignore_changes = [ami, user_data]
+    # A newer image, an edited start-up script or another way to pay does not replace a running node.
+    ignore_changes = [ami, user_data, instance_market_options, capacity_reservation_specification, placement_group]
   }
 
   depends_on = [aws_route_table_association.cluster]
@@ -138,13 +157,6 @@ resource "aws_instance" "node" {
 
 locals {
   public_key = trimspace(file("${var.state_dir}/id_ed25519.pub"))
-  user_data = {
-    for name, _ in local.nodes : name => templatefile("${path.module}/cloud-init.yml.tftpl", {
-      name    = name
-      key     = local.public_key
-      scratch = local.aws.scratch
-    })
-  }
   management_addresses = {
     for name, node in aws_instance.node : name => node.public_ip == "" || node.public_ip == null ? node.private_ip : node.public_ip
   }

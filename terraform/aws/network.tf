@@ -31,7 +31,7 @@ resource "aws_subnet" "cluster" {
   count                   = local.own_network ? 1 : 0
   vpc_id                  = aws_vpc.cluster[0].id
   cidr_block              = local.aws.network
-  availability_zone       = local.aws.zone
+  availability_zone       = var.zone
   map_public_ip_on_launch = true
   tags                    = { Name = local.cluster.name }
 }

@@ -11,6 +11,9 @@ terraform {
 
 provider "aws" {
   region = local.aws.region
+  # The provider repeats a call that found no capacity. Its default, 25 times, takes hours in which the other nodes are
+  # billed; 6 times take up to a minute, which throttled calls need.
+  max_retries = 6
   default_tags {
     tags = local.tags
   }

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +18,13 @@ import boto3
 import pytest
 import yaml
 
+from cluster import lifecycle, recovery
 from cluster.core import config
 from cluster.core.contract import Contract
 from cluster.core.progress import Progress
 from cluster.core.state import State
 from cluster.providers import registry
+from cluster.providers.aws import leftovers
 from cluster.providers.aws.provider import Aws
 from cluster.terraform import Root
 
@@ -29,7 +34,8 @@ REGION = "eu-west-1"
 
 
 @pytest.fixture(scope="module")
-def moto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def moto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The folder with the files that control moto_server.py."""
     folder = tmp_path_factory.mktemp("moto")
     port = folder / "port"
     with (folder / "log").open("w") as log:
@@ -37,7 +43,17 @@ def moto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         server = subprocess.Popen(command, stdout=log, stderr=log)
     # The addresses of simulated instances belong to others: nothing may connect to them. The nodes seem idle and empty.
     (folder / "bin").mkdir()
-    (folder / "bin/ssh").write_text('#!/bin/sh\ncase "$*" in *find*) echo 0 0 ;; esac\n')
+    # Each has two cards, and the second one has its address.
+    node = f"""#!/bin/sh
+    case "$*" in
+      *find*) echo 0 0 ;;
+      *"ip -o -4"*)
+        for word; do case $word in *@*) address=${{word#*@}} ;; esac; done
+        printf '2: eth9    inet 192.0.2.1/24 brd 192.0.2.255 scope global eth9\\n'
+        printf '3: enp71s0    inet %s/24 scope global enp71s0\\n' "$(cat {folder}/private/$address)" ;;
+    esac
+    """
+    (folder / "bin/ssh").write_text(textwrap.dedent(node))
     (folder / "bin/ssh").chmod(0o755)
     values = {
         "PATH": f"{folder / 'bin'}:{os.environ['PATH']}",
@@ -58,7 +74,7 @@ def moto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         for name in unwanted:
             os.environ.pop(name, None)
         os.environ.update(values, AWS_ENDPOINT_URL=f"http://127.0.0.1:{port.read_text()}")
-        yield
+        yield folder
     finally:
         server.terminate()
         server.wait(timeout=30)
@@ -67,7 +83,7 @@ def moto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def environment(moto: None) -> Iterator[Callable[..., Any]]:
+def environment(moto: Path) -> Iterator[Callable[..., Any]]:
     """inventories/awstest; call the fixture to change fields of its cluster.yml."""
     folder = ROOT / "inventories" / ENV
     path = folder / "group_vars/all/cluster.yml"
@@ -105,7 +121,8 @@ def environment(moto: None) -> Iterator[Callable[..., Any]]:
 class Account:
     """The environment under test, and the account's resources as boto3 reports them."""
 
-    def __init__(self) -> None:
+    def __init__(self, control: Path) -> None:
+        self.control = control
         self.ec2 = boto3.client("ec2", region_name=REGION)
         self.s3 = boto3.client("s3", region_name=REGION)
 
@@ -123,6 +140,30 @@ class Account:
         root = self.root(nodes)
         root.apply([], Progress())
         return root.output()
+
+    def deploy(self, nodes: int | None = None) -> Contract:
+        """The part of a deploy that calls Terraform."""
+        state, cluster = State(ENV), config.load(ENV, nodes)
+        found = recovery.examine(state, cluster, nodes, replace=False)
+        found.provider.check()
+        state.prepare()
+        found.provider.prepare(Progress(ENV))
+        return lifecycle.apply(found, Progress())
+
+    @contextmanager
+    def room(self, left: int, code: str = "InsufficientInstanceCapacity") -> Iterator[None]:
+        """EC2 has room for so many more workers."""
+        file = self.control / "room.json"
+        file.write_text(json.dumps({"types": ["g4dn.xlarge"], "left": left, "code": code}))
+        yield
+        file.unlink()
+
+    def started(self) -> list[dict[str, Any]]:
+        """What instances were started with, in order."""
+        return [json.loads(line) for line in (self.control / "runs.jsonl").read_text().splitlines()]
+
+    def resources(self) -> dict[str, list[str]]:
+        return leftovers.tagged(self.ec2, "HorovodCluster", ENV)
 
     def instances(self) -> dict[str, dict[str, Any]]:
         return self.provider().instances()
@@ -149,5 +190,5 @@ class Account:
 
 
 @pytest.fixture(scope="module")
-def account(environment: Callable[..., Any]) -> Account:
-    return Account()
+def account(moto: Path, environment: Callable[..., Any]) -> Account:
+    return Account(moto)

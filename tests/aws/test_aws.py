@@ -149,6 +149,15 @@ def test_host_keys_come_from_the_console(account):
     assert State(ENV).known_hosts.read_text().splitlines() == lines
 
 
+def test_each_node_names_its_card(account):
+    made = account.root().output()
+    assert made.interface("w1") == "ens5"
+    assert account.provider().learn(made)
+    made = account.deploy()
+    assert {made.interface(name) for name in ("head", "w1")} == {"enp71s0"}
+    assert not account.provider().learn(made)
+
+
 def test_scaling_changes_only_the_difference(account):
     two = account.identifiers()
     assert set(account.apply(4).nodes) == {"head", "w1", "w2", "w3"}

@@ -77,6 +77,70 @@ run "disks_are_encrypted_and_metadata_needs_a_token" {
   }
 }
 
+run "nodes_end_themselves" {
+  command = plan
+  variables {
+    expires = "2026-01-31T18:00Z"
+  }
+
+  assert {
+    condition     = alltrue([for node in aws_instance.node : node.instance_initiated_shutdown_behavior == "terminate"])
+    error_message = "a node that powers itself off must not stay and be billed"
+  }
+  assert {
+    condition = alltrue([for node in aws_instance.node : contains(
+      [for file in yamldecode(node.user_data).write_files : "${file.path} ${file.content}"], "/etc/horovod-cluster/expires 2026-01-31T18:00Z\n"
+    )])
+    error_message = "every node must know its end before anybody logs in"
+  }
+  assert {
+    condition     = contains(yamldecode(aws_instance.node["w1"].user_data).runcmd, ["systemctl", "enable", "--now", "--no-block", "cluster-expiry.timer"])
+    error_message = "the timer must run from the first boot on"
+  }
+  assert {
+    condition     = length(aws_instance.node["w1"].user_data) < 16384
+    error_message = "EC2 takes at most 16 KB of user data"
+  }
+}
+
+run "nodes_use_the_reservation_and_its_placement_group" {
+  command = plan
+  variables {
+    cluster_file      = "tests/reservation.yml"
+    capacity_block    = true
+    reservation_group = "theirs"
+  }
+
+  assert {
+    condition     = aws_instance.node["w1"].capacity_reservation_specification[0].capacity_reservation_target[0].capacity_reservation_id == "cr-0123456789abcdef0"
+    error_message = "workers must use the reservation"
+  }
+  assert {
+    condition     = aws_instance.node["w1"].instance_market_options[0].market_type == "capacity-block" && aws_instance.node["w1"].placement_group == "theirs"
+    error_message = "a capacity block is a market of its own, and its nodes are in the reservation's group"
+  }
+  assert {
+    condition     = length(aws_instance.node["head"].instance_market_options) == 0 && length(aws_instance.node["head"].capacity_reservation_specification) == 0
+    error_message = "a head of another type does not use it"
+  }
+  assert {
+    condition     = !strcontains(aws_instance.node["w1"].user_data, "node-scratch")
+    error_message = "scratch: false must leave the disks alone"
+  }
+}
+
+run "cards_are_those_that_the_nodes_named" {
+  command = plan
+  variables {
+    state_dir = "tests/state/asked"
+  }
+
+  assert {
+    condition     = output.cluster.fabrics["ena"].interface == "ens5" && output.cluster.nodes["w1"].interfaces["ena"] == "enp71s0"
+    error_message = "the fabric has the head's card, and each node its own"
+  }
+}
+
 run "only_admin_ports_from_admin_networks" {
   command = plan
 
