@@ -135,7 +135,7 @@ def explain_point(point: MergedPoint, capacities: dict[str, Any], gpu: str | Non
         "weakest": cut.as_json() if cut else None,
         "next": after.as_json() if after else None,
         "note": overlap_note(point, cut),
-        "changes": [asdict(change) for change in changes(point, found.limit)],
+        "changes": [asdict(change) for change in changes(point, found.limit, chain)],
         "roofline": roof.as_json() if roof else None,
     }
 
@@ -151,35 +151,44 @@ def overlap_note(point: MergedPoint, cut: weakest_link.Cut | None) -> str | None
     )
 
 
-def changes(point: MergedPoint, limit: str) -> list[Change]:
-    """The gain of each change alone, best first."""
+INPUT, NETWORK, COMPUTE = ("storage", "share", "decode", "pcie"), ("fabric", "allreduce"), ("accelerator", "barrier")
+
+
+def changes(point: MergedPoint, limit: str, chain: list[weakest_link.Stage]) -> list[Change]:
+    """The gain of each change alone, best first. None exceeds the minimum cut of the stages that it leaves alone."""
     out: list[Change] = []
     now, step, parts = point.ips.median, point.step_ms.median, point.breakdown
     # A saturated host distorts every part of the step, so a prediction from it would be wrong.
     if parts is None or limit == "host-cpu":
         return out
 
-    def add(what: str, images: float, source: str = "predicted") -> None:
+    def add(what: str, changed: tuple[str, ...], images: float, source: str = "predicted") -> None:
+        cut = weakest_link.minimum_cut(weakest_link.without(chain, changed), point.nodes)
+        images = min(images, cut.images_per_second) if cut else images
         if images > now * 1.005:
             out.append(Change(what, images, images / now, source))
 
     if parts.data_wait > 0:
-        add("images always ready (faster storage or decoding)", now * step / (step - parts.data_wait), "derived")
+        add("images always ready (faster storage or decoding)", INPUT, now * step / (step - parts.data_wait), "derived")
     if parts.straggler_wait > 0:
         who = words.several(point.stragglers) if point.stragglers else "the slow node"
-        add(f"{who} as fast as the others", now * step / (step - parts.straggler_wait), "derived")
+        add(f"{who} as fast as the others", COMPUTE, now * step / (step - parts.straggler_wait), "derived")
     curve = whatif.curve_for(point)
     if curve is not None and point.ideal is not None:
         rate = next((rate for rate in COMMON_RATES if rate >= 2 * point.rate_gbps), 2 * point.rate_gbps)
-        add(f"{words.gbps(rate)} instead of {words.gbps(point.rate_gbps)}", point.ideal * curve.efficiency(rate))
+        add(
+            f"{words.gbps(rate)} instead of {words.gbps(point.rate_gbps)}",
+            NETWORK,
+            point.ideal * curve.efficiency(rate),
+        )
         if point.family.compression == "none":
-            add("fp16 gradients (half the bytes)", point.ideal * curve.with_compression("fp16"))
+            add("fp16 gradients (half the bytes)", NETWORK, point.ideal * curve.with_compression("fp16"))
         link = point.link_gbps or point.rate_gbps
         if point.bus_gbps and point.bus_gbps.median < LINK_FULL * link:
             tuned = 0.9 * link / point.rate_gbps
-            add("an all-reduce that uses 90% of the link", point.ideal * curve.with_share(tuned))
+            add("an all-reduce that uses 90% of the link", NETWORK, point.ideal * curve.with_share(tuned))
     faster = curve.faster_device(2) if curve is not None else step - parts.compute / 2
-    add("accelerators twice as fast", now * step / faster)
+    add("accelerators twice as fast", COMPUTE, now * step / faster)
     return sorted(out, key=lambda change: -change.gain)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import altair as alt
 
 from bench import charts
+from bench.catalogue import interconnect
 from bench.predict.inputs import Setup
 from bench.predict.step import Prediction
 
@@ -37,9 +38,10 @@ def draw(rows: Sequence[tuple[str, Setup, Prediction]], path: Path) -> None:
         chart.mark_line(point=True).encode(x=x, y=axis, color=color),
     )
     setup = rows[0][1]
+    gpu = f"{setup.gpu or 'measured GPU'}, {setup.gpus_per_node} per node over {interconnect.NAMES[setup.intra]}"
     title = alt.TitleParams(
         f"Predicted scaling: {setup.model}, batch {setup.batch} per GPU",
-        subtitle="Band: 80% interval. Dashed: ideal.",
+        subtitle=[f"{gpu}; {setup.transport}, {setup.engine}", "Band: 80% interval. Dashed: ideal."],
         anchor="start",
     )
     charts.write(layers.properties(width=560, height=360, title=title), path)

@@ -9,7 +9,7 @@ from report_cases import RUNS, copy
 
 from bench.cli import main
 from bench.explain import diagnosis, roofline, weakest_link
-from bench.explain.command import explain_run
+from bench.explain.command import NETWORK, explain_run
 from bench.explain.weakest_link import Stage
 from bench.results import runs, store
 from bench.results.points import tabulate
@@ -180,3 +180,16 @@ def test_line_left_out_is_named_for_a_run_and_for_a_trial(tmp_path: Path, capsys
     for target in (str(folder), f"{folder}/{trial.id}"):
         assert main(["explain", target]) == 0
         assert "the first is line 1" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in RUNS.iterdir() if path.is_dir()))
+def test_no_change_exceeds_what_the_other_stages_allow(name: str) -> None:
+    run = runs.load(RUNS / name)
+    if not run.trials:
+        return
+    report = explain_run(run)
+    stages = {stage["stage"]: stage["images_per_second"] for stage in report.get("path", [])}
+    for change in report.get("changes", []):
+        if "Gbit/s" in change["what"] or "fp16" in change["what"]:
+            others = [rate for stage, rate in stages.items() if rate and stage not in NETWORK]
+            assert change["images_per_second"] <= min(others) * 1.001
