@@ -11,7 +11,7 @@ CONFIRMED := $(if $(YES),--yes)
 MAKEFLAGS += --no-print-directory
 NEEDS :=
 # What bin/setup installs besides Python packages; the other targets need nothing else.
-deploy plan status doctor scale shell put get env destroy clean bench run comm tune lab adopt renew training-image: NEEDS := nodes
+deploy plan status doctor scale shell put get env destroy clean bench run comm tune lab adopt release-hosts renew training-image: NEEDS := nodes
 perf-first perf-deploy perf-comm: NEEDS := nodes
 check: NEEDS := check
 docs: NEEDS := browser
@@ -96,6 +96,9 @@ cost: setup ## show the price per hour, the cost so far, and the budget   [ENV=a
 
 adopt: setup ## show the host keys of existing machines and pin them   [ENV=baremetal]
 	@$(CLUSTER) adopt
+
+release-hosts: setup ## give existing machines back as they were; list the packages that stay   [ENV=baremetal YES=1]
+	@$(CLUSTER) release-hosts $(CONFIRMED)
 
 renew: setup ## keep the nodes for longer: a testbed's reservation, or the date at which EC2 nodes end   [ENV=aws]
 	@$(CLUSTER) renew

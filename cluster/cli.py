@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Callable
 
-from cluster import artefacts, cache, cost, doctor, environment, lab, lifecycle, preview, price_list, transfer
+from cluster import artefacts, cache, cost, doctor, environment, lab, lifecycle, preview, price_list, release, transfer
 from cluster.core import config, entry, paths
 from cluster.core.errors import UserError
 from cluster.core.numbers import Whole
@@ -63,10 +63,12 @@ def make_parser() -> argparse.ArgumentParser:
     command.add_argument("--from", dest="source", default="local", metavar="ENV", help="original (default: local)")
     text = "remove all nodes, networks, keys and state"
     destroying = add("destroy", text, lambda args: lifecycle.destroy(args.env, args.yes))
+    text = "give existing machines back as they were before the first deploy; list the packages that stay"
+    releasing = add("release-hosts", text, lambda args: release.run(args.env, args.yes))
     text = "replace nodes that a deploy cannot keep; all data on them is lost"
     for command in (changing, scaling):
         command.add_argument("--replace", action="store_true", help=text)
-    for command in (changing, scaling, destroying):
+    for command in (changing, scaling, destroying, releasing):
         command.add_argument("--yes", action="store_true", help="remove nodes even if a run is in progress on them")
     add("renew", "extend the lifetime of the nodes", lambda args: lifecycle.renew(args.env))
     text = "build the container image that GPULab jobs and containers on nodes run"

@@ -16,9 +16,11 @@ from cluster.core.printable import printable
 from cluster.core.state import State
 
 VENV = layout()["venv"]
-UNITS = ("nftables", "fabric-rate", "cluster-hosts", "ssh")
+UNITS = ("cluster-firewall", "fabric-rate", "cluster-hosts", "ssh")
 LOOK = (
-    f'for unit in {" ".join(UNITS)}; do systemctl is-active -q $unit || echo "problem $unit is not active"; done; '
+    # Ubuntu 24.04 starts ssh.service at the first login; until then only ssh.socket is active.
+    f"for unit in {' '.join(UNITS)}; do systemctl is-active -q $unit $unit.socket || "
+    'echo "problem $unit is not active"; done; '
     f"test -x {VENV}/bin/horovodrun || echo 'problem Horovod is missing in {VENV}'; "
     "sudo -n /usr/local/sbin/fabric-rate show"
 )

@@ -103,7 +103,8 @@ def fingerprint(certificate: Path) -> str:
 
 
 def url(cluster: Cluster, contract: Contract) -> str:
-    return f"https://{contract.nodes[contract.head].management_address}:{cluster.ports.jupyter}/lab"
+    address = contract.nodes[contract.head].management_address
+    return f"https://{f'[{address}]' if ':' in address else address}:{cluster.ports.jupyter}/lab"
 
 
 def run(env: str, show_token: bool, as_json: bool) -> int:

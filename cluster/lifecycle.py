@@ -46,11 +46,19 @@ console = Console(highlight=False, markup=False, soft_wrap=True)
 MISSING = NodeState("missing")
 
 
-def playbook(state: State, name: str, progress: Progress, *options: str, cluster_file: Path | None = None) -> str:
+def playbook(
+    state: State,
+    name: str,
+    progress: Progress,
+    *options: str,
+    cluster_file: Path | None = None,
+    changes: Path | None = None,
+) -> str:
     # As an extra variable, because group_vars, where cluster.yml is, would win over the inventory.
     file = cluster_file or state.cluster_file
     given: list[str | Path] = ["-i", ROOT / "inventories" / state.env, "-e", f"@{file}", *options]
     env = state.environment() | {"CLUSTER_FILE": str(file)}
+    env |= {"CLUSTER_CHANGES": str(changes)} if changes else {}
     argv = ["ansible-playbook", *given, ROOT / "ansible" / name]
     with progress.part("ansible", "reading the inventory"):
         watch = PlaybookTasks(lambda text: progress.now("ansible", text))
@@ -117,7 +125,11 @@ def deploy(env: str, nodes: int | None, as_json: bool, yes: bool = False, replac
         # Without an image, the head or the first worker compiles.
         logins = [] if node_image else [ssh.argv(contract, name) for name, _ in contract.ordered()[:2]]
         with progress.phase("ansible: configure"), background.shown(logins, progress):
-            progress(f"ansible changed {count_changes(playbook(state, 'site.yml', progress))} things")
+            try:
+                output = playbook(state, "site.yml", progress, changes=provider.changes)
+            finally:
+                provider.configured(progress)
+            progress(f"ansible changed {count_changes(output)} things")
         with progress.phase("validate"):
             with progress.polled("links", lambda: health.validation_now(contract), health.SHOW_SECONDS):
                 playbook(state, "validate.yml", progress)

@@ -65,6 +65,7 @@ def inventory(contract: Contract, state: State, cluster: Cluster) -> dict[str, A
                 "contract_active_fabric": contract.active_fabric,
                 "contract_storage": contract.storage.model_dump(),
                 "contract_provider": contract.provider,
+                "contract_adopted": contract.provider == "baremetal",
                 # Its `cluster` must win over the one in group_vars: site.yml reads it as a vars file.
                 "cluster_file": os.environ.get("CLUSTER_FILE") or str(state.cluster_file),
             },

@@ -36,7 +36,6 @@ class Sweep:
         self.groups = list(unfold.points(plan, self.contract, tuned))
         self.names = self.contract.compute
         self.spent = {"launch": 0.0, "warm-up": 0.0, "measure": 0.0, "other": 0.0}
-        self.shaped = self.contract.fabrics[self.contract.active_fabric].shaped
         self.offline: set[str] = set()
 
     def run(self) -> dict[str, float]:
@@ -79,7 +78,7 @@ class Sweep:
         changed: dict[str, str] = {}
         for group, point in points:
             compute = unfold.compute_ms(self.plan, point)[0] if spec.emulated(self.plan) else None
-            scaling = spec.scaling_of(self.plan, group, self.shaped)
+            scaling = spec.scaling_of(self.plan, group, self.shaped(group.fabric))
             link = unfold.node_gbytes(self.plan, point)
             if found := spec.other_settings(there[point.id], self.settings(point), compute, scaling, link):
                 changed[point.id] = found[0]
@@ -97,8 +96,8 @@ class Sweep:
         check = self.check if check is None else check
         launches = []
         for group in groups:
-            scaling = spec.scaling_of(self.plan, group, self.shaped, real_time)
-            launches.append(spec.launch_spec(self.plan, group, self.shaped, scaling, check))
+            scaling = spec.scaling_of(self.plan, group, self.shaped(group.fabric), real_time)
+            launches.append(spec.launch_spec(self.plan, group, self.shaped(group.fabric), scaling, check))
         return Spec(launches, spec.gradients(self.plan, self.plan.models))
 
     def run_group(self, group: PointGroup, file: SpecFile) -> None:
@@ -108,7 +107,7 @@ class Sweep:
             for point in group.points:
                 self.save(record.failure(point, f"node {offline[0]} is offline", offline[0], started, None))
             return
-        launch = self.launch(group, file, spec.scaling_of(self.plan, group, self.shaped))
+        launch = self.launch(group, file, spec.scaling_of(self.plan, group, self.shaped(group.fabric)))
         log = f"logs/{group.engine}-{group.fabric}-{group.nodes}-{launch.run}.log"
         self.progress.doing(f"{group.engine} {group.fabric} {group.nodes} nodes", "starting")
         Attempt(self, group, launch, log, started).run()
@@ -134,8 +133,12 @@ class Sweep:
             torchrun=self.plan.launcher == "torchrun",
         )
 
+    def shaped(self, fabric: str) -> bool:
+        """A link that only the plan has is shaped on the active fabric."""
+        return self.contract.fabrics.get(fabric, self.contract.fabrics[self.contract.active_fabric]).shaped
+
     def is_checked(self, point: Point) -> bool:
-        return self.check and spec.is_checked(point, self.shaped)
+        return self.check and spec.is_checked(point, self.shaped(point.fabric))
 
     def save(self, trial: Trial) -> None:
         self.folder.append(trial)
@@ -158,7 +161,7 @@ class Sweep:
         target = self.folder.folder / f"timeline-{group.points[0].id}.json"
         remote = f"/home/{layout()['user']}/timeline-{int(time.time())}.json"
         file = self.executor.install(self.names[: group.nodes], self.build_spec([group], check=False, real_time=True))
-        scaling = spec.scaling_of(self.plan, group, self.shaped, real_time=True)
+        scaling = spec.scaling_of(self.plan, group, self.shaped(group.fabric), real_time=True)
         launch = replace(self.launch(group, file, scaling), timeline=remote)
         log = self.folder.folder / "logs/timeline.log"
         head = self.contract.head

@@ -28,7 +28,10 @@ def local_rank() -> int:
 def set_rate(spec: LaunchSpec | TrialSpec, local: int) -> None:
     if spec.rate_mbit is not None and local == 0:
         burst = [] if spec.burst_ms is None else [str(spec.burst_ms)]
-        subprocess.run(["sudo", "-n", "/usr/local/sbin/fabric-rate", "set", str(spec.rate_mbit), *burst], check=True)
+        subnet = os.environ.get(fabric.VARIABLE, "").partition(" ")[2]
+        where = ["on", subnet] if subnet else []
+        command = ["sudo", "-n", "/usr/local/sbin/fabric-rate", "set", str(spec.rate_mbit), *burst, *where]
+        subprocess.run(command, check=True)
 
 
 def start(launch: LaunchSpec) -> tuple[Accelerator, Engine]:

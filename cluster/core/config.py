@@ -107,6 +107,8 @@ class Cluster(Section):
             if self.provider == "local" and "shaped" not in fabric.model_fields_set:
                 fabric.shaped = True
         for cidr in self.admin_cidrs:
+            if self.provider == "aws" and ":" in cidr:
+                raise ValueError(f"admin_cidrs: {cidr} is IPv6, which the EC2 network has not; write an IPv4 network")
             if ipaddress.ip_network(cidr).prefixlen < SHORTEST_PREFIX and not self.allow_world_open:
                 fix = "name the networks you work from, or set allow_world_open: true"
                 raise ValueError(f"admin_cidrs: {cidr} opens SSH to the world; {fix}")

@@ -137,6 +137,8 @@ class PlaybookTasks:
         if match := re.match(r"(?:TASK|RUNNING HANDLER) \[(.+)\]", line):
             self.task, self.nodes = match[1].replace(" : ", ": "), set()
             self.show(self.task)
+        elif match := re.match(r"FAILED - RETRYING: \[([^\]]+)\]", line):
+            self.show(f"{self.task}: waiting for {match[1]}")
         elif match := re.match(r"(?:ok|changed|failed|fatal|skipping|unreachable): \[([^\] ]+)", line):
             self.nodes.add(match[1])
             self.show(f"{self.task}, nodes done: {len(self.nodes)}")

@@ -13,25 +13,25 @@ from cluster.core import prices
 from cluster.core.contract import StorageBackend, TransportName
 
 
-def _subnet(value: str) -> str:
+def _network(value: str) -> str:
     try:
-        network = ipaddress.ip_network(value)
+        ipaddress.ip_network(value)
     except ValueError as error:
         raise ValueError(f"{error}; write a network such as 10.77.0.0/24") from None
-    if network.version != 4:
-        raise ValueError(f"{value} is IPv6, which the firewall and the nodes do not use; write an IPv4 network")
     return value
 
 
 def _node_network(value: str) -> str:
-    network = ipaddress.ip_network(_subnet(value))
+    network = ipaddress.ip_network(_network(value))
+    if network.version != 4:
+        raise ValueError(f"{value} is IPv6, which training does not use; write an IPv4 network")
     if network.is_loopback or network.is_multicast or network.is_link_local or network.is_unspecified:
         raise ValueError(f"{value} is reserved for another use; write a private network such as 10.77.0.0/24")
     return value
 
 
 # A network of clients, and one in which nodes have addresses.
-Subnet = Annotated[str, AfterValidator(_subnet)]
+Subnet = Annotated[str, AfterValidator(_network)]
 NodeNetwork = Annotated[str, AfterValidator(_node_network)]
 
 

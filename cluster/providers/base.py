@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from cluster.core.config import Cluster
@@ -115,6 +116,14 @@ class Provider:
     def learn(self, contract: Contract) -> bool:
         """Ask the nodes what only they know. True if Terraform's output must be made again with the answers."""
         return False
+
+    @property
+    def changes(self) -> Path | None:
+        """File in which Ansible records what it changes on nodes that are not ours alone."""
+        return None
+
+    def configured(self, progress: Progress) -> None:
+        """After Ansible, also if it failed."""
 
     def remove_leftovers(self) -> None:
         """Remove resources that Terraform does not know; raise InfraError for those that cannot be removed."""

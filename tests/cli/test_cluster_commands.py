@@ -13,7 +13,7 @@ from standins import podman
 pytestmark = pytest.mark.timeout(120)
 COMMANDS = (
     *("deploy", "scale --nodes 2", "plan", "config", "status", "doctor", "adopt", "cost", "artefacts", "lab"),
-    *("destroy", "renew", "training-image", "clean", "shell"),
+    *("destroy", "release-hosts", "renew", "training-image", "clean", "shell"),
 )
 NODE, OLD, BASE = (f"localhost/horovod-cluster-{name}" for name in ("node:new", "node:old", "base:x"))
 

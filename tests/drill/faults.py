@@ -100,7 +100,7 @@ FAULTS = [
     Fault("node removed", lambda s: s.node("rm", "-f", "-t", "0"), state="missing"),
     Fault("node paused", lambda s: s.node("pause"), state="paused"),
     Fault("node restarted", lambda s: s.restart(), healthy=True),
-    Fault("firewall stopped", lambda s: s.inside("systemctl", "stop", "nftables")),
+    Fault("firewall stopped", lambda s: s.inside("systemctl", "stop", "cluster-firewall")),
     Fault("SSH server stopped", lambda s: s.inside("systemctl", "stop", "ssh.socket", "ssh.service")),
     Fault("rate left behind", leave_a_rate),
     Fault("controller killed", lambda s: s.send(signal.SIGKILL)),

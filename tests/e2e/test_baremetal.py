@@ -57,7 +57,7 @@ def on(node: str, command: str, ok: bool = True) -> str:
 
 def rules() -> dict[str, str]:
     """What a deploy would change first: the firewall's file and its active rules."""
-    return {name: on(name, "cat /etc/nftables.conf; nft list ruleset") for name in NAMES[:2]}
+    return {name: on(name, "cat /etc/horovod-cluster/firewall.nft; nft list ruleset") for name in NAMES[:2]}
 
 
 def change(host: dict[str, Any] | None = None, metal: dict[str, Any] | None = None, **values: Any) -> None:
@@ -225,7 +225,7 @@ def test_host_that_does_not_match_is_named_before_anything_changes(host, metal, 
 def test_plan_shows_what_a_deploy_would_change_and_changes_nothing():
     before = rules()
     text = cluster("plan").stdout
-    assert "/etc/nftables.conf" in text
+    assert "/etc/horovod-cluster/firewall.nft" in text
     assert [line for line in text.splitlines() if line.startswith("+") and f"ip saddr {{ {ADMIN} }}" in line]
     assert rules() == before
 

@@ -35,14 +35,14 @@ def test_right_rate_unshaped_fabric_and_running_command_are_fine(mbit: float | N
 
 
 def test_problems_are_named() -> None:
-    assert judge(answer(problems="problem nftables is not active\n"), 1000).problem == "nftables is not active"
+    assert judge(answer(problems="problem fabric-rate is not active\n"), 1000).problem == "fabric-rate is not active"
     assert "denied" in judge(answer(code=255, error="Permission denied (publickey).\n"), 1000).problem
     assert judge(answer(code=1), 1000).problem
     assert "\x1b" not in judge(answer(code=255, error="\x1b[2J\n"), 1000).problem
 
 
 def test_every_unit_is_looked_at() -> None:
-    assert {"nftables", "fabric-rate", "cluster-hosts", "ssh"} == set(health.UNITS)
+    assert {"cluster-firewall", "fabric-rate", "cluster-hosts", "ssh"} == set(health.UNITS)
     assert all(unit in health.LOOK for unit in health.UNITS)
 
 
@@ -73,6 +73,6 @@ def test_proof_starts_ranks_as_a_sweep_does(monkeypatch: pytest.MonkeyPatch, eng
 def test_commands_never_use_a_connection_that_is_open_already() -> None:
     """Ansible's connections outlive the key that opened them."""
     node = SimpleNamespace(management_address="10.9.0.10")
-    keys = SimpleNamespace(user="ops", key="/key", known_hosts="/known", jump_host=None, port=22)
+    keys = SimpleNamespace(user="ops", key="/key", known_hosts="/known", jump_host=None, port=2222)
     words = ssh.argv(SimpleNamespace(ssh=keys, nodes={"w1": node}), "w1", "true")
-    assert "ControlPath=none" in words
+    assert {"ControlPath=none", "Port=2222"} <= set(words)

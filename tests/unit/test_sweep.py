@@ -219,9 +219,8 @@ def launches(plan):
     folder, executor = store.RunFolder(Path("unused")), executors.SshExecutor(CLUSTER)
     run = runner.Sweep(plan, folder, executor, {}, None, check=True)
     parts = run.build_spec(run.groups).launches
-    jobs = [
-        run.launch(group, SpecFile("x", "y"), runner.spec.scaling_of(plan, group, run.shaped)) for group in run.groups
-    ]
+    scalings = [runner.spec.scaling_of(plan, group, run.shaped(group.fabric)) for group in run.groups]
+    jobs = [run.launch(group, SpecFile("x", "y"), one) for group, one in zip(run.groups, scalings, strict=True)]
     return {(group.fabric, group.nodes): job for group, *job in zip(run.groups, jobs, parts, strict=True)}
 
 

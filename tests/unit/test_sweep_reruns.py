@@ -37,7 +37,7 @@ def sweep(plan, folder: Path, tuned: dict[str, Tuning] | None = None) -> runner.
 def measure(run: runner.Sweep) -> None:
     """Put a trial into the run for each of its points, as the sweep would."""
     for group in run.groups:
-        scaling = runner.spec.scaling_of(run.plan, group, run.shaped)
+        scaling = runner.spec.scaling_of(run.plan, group, run.shaped(group.fabric))
         for point in group.points:
             _, event = report(["head", "w1"])
             compute = unfold.compute_ms(run.plan, point)

@@ -31,7 +31,7 @@ def validate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
     spec = importlib.util.spec_from_file_location("validate_cluster", ROOT / "ansible/files/validate_cluster.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    monkeypatch.setattr(module, "unreachable", lambda nodes: [])
+    monkeypatch.setattr(module, "unreachable", lambda nodes, port: [])
     monkeypatch.setattr(module, "SHARE_TIMEOUT", 1)
     monkeypatch.setattr(module, "CURRENT", tmp_path / "current")
     monkeypatch.setattr(module, "READ_SHARE", module.READ_SHARE.replace("+ 60", "+ 1"))

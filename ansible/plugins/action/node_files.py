@@ -12,9 +12,11 @@ A module costs a node 0.25 s of CPU, and copy and template run two modules each.
           validate: tool --check %s     must succeed on the new file before it replaces the old one
           on_change: [systemctl ...]    commands to run if the file changed, each once, after all files are written
           secret: true                  never show the file in a diff
-          confirm: command              run over a new connection if the file changed, to prove that login still works
+          confirm: command              run over a new connection as soon as the file's commands have run, to prove that
+                                        login still works; exit code 3: it came too late, the node has undone the change
           undo: command                 run over the open connection if `confirm` fails
-          unreachable_message: text     error message if `confirm` fails
+          unreachable_message: text     error message if `confirm` cannot log in
+          late_message: text            error message if `confirm` came too late
 
     node_files:
       roles: [common, ssh]              the same for the configure halves of several roles. It covers roles whose
@@ -29,6 +31,7 @@ from __future__ import annotations
 import json
 import shlex
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +43,11 @@ SCRIPT = Path(__file__).resolve().parent.parent / "on_node/write_files.py"
 ROLES = Path(__file__).resolve().parents[3] / "roles"
 KNOWN = {
     *("dest", "template", "content", "src", "state", "mode", "owner", "group", "validate", "on_change", "secret"),
-    *("confirm", "undo", "unreachable_message"),
+    *("confirm", "undo", "unreachable_message", "late_message"),
 }
+# A server that loads its settings again refuses connections for a moment.
+LOGIN_TRIES = 3
+NO_LOGIN, TOO_LATE = 255, 3
 
 
 class ActionModule(ActionBase):
@@ -60,23 +66,26 @@ class ActionModule(ActionBase):
             parts = [(self._task.args["files"], None, variables)]
         given = [one for files, _, _ in parts for one in files]
         files = [self.entry(one, folder, known) for files, folder, known in parts for one in files]
-        data = json.dumps({"files": files, "check": bool(self._task.check_mode)})
-        script = f"DATA = {data!r}\n{SCRIPT.read_text()}"
-        done = self._low_level_execute_command("/usr/bin/python3 -I -S -", in_data=script.encode(), sudoable=True)
-        if done["rc"]:
-            message = (done.get("stderr") or done.get("stdout") or "no output from the node").strip().splitlines()
-            return {**result, "failed": True, "msg": message[-1]}
-        found = json.loads(done["stdout"].splitlines()[-1])
-        if not self._task.check_mode:
-            for one in given:
-                # A command that an earlier, interrupted run left pending runs now, although the file has not changed.
-                applied = one["dest"] in found["files"] or set(one.get("on_change", ())) & set(found["ran"])
-                if one.get("confirm") and applied:
-                    self.confirm(one, variables)
+        found = self.on_node({"files": files, "check": bool(self._task.check_mode)})
+        for one in given:
+            # Also a command that an earlier, interrupted run left pending, although the file has not changed.
+            due = [command for command in one.get("on_change", ()) if command in found["due"]]
+            if one.get("confirm") and due:
+                self.on_node({"run": due})
+                self.confirm(one, variables)
         diffs = found.pop("diff")
         if self._task.diff:
             result["diff"] = [{"before_header": one["dest"], "after_header": one["dest"], **one} for one in diffs]
         return {**result, **found}
+
+    def on_node(self, job: dict[str, Any]) -> dict[str, Any]:
+        script = f"DATA = {json.dumps(job)!r}\n{SCRIPT.read_text()}"
+        done = self._low_level_execute_command("/usr/bin/python3 -I -S -", in_data=script.encode(), sudoable=True)
+        if done["rc"]:
+            message = (done.get("stderr") or done.get("stdout") or "no output from the node").strip().splitlines()
+            raise AnsibleActionFail(message[-1])
+        found: dict[str, Any] = json.loads(done["stdout"].splitlines()[-1])
+        return found
 
     def configure_half(
         self, folder: Path, task_vars: dict[str, Any]
@@ -102,9 +111,14 @@ class ActionModule(ActionBase):
         fresh = ["-o", "ControlMaster=no", "-o", "ControlPath=none", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10"]
         command = "sudo -n " + given["confirm"]
         argv = ["ssh", "-i", key, *shlex.split(options), *fresh, f"{user}@{host}", command]
-        if subprocess.run(argv, capture_output=True, stdin=subprocess.DEVNULL).returncode:
+        for attempt in range(LOGIN_TRIES):
+            time.sleep(attempt)
+            code = subprocess.run(argv, capture_output=True, stdin=subprocess.DEVNULL).returncode
+            if code != NO_LOGIN:
+                break
+        if code:
             self._low_level_execute_command(given["undo"], sudoable=True)
-            raise AnsibleActionFail(given["unreachable_message"])
+            raise AnsibleActionFail(given["late_message" if code == TOO_LATE else "unreachable_message"])
 
     def entry(self, given: dict[str, Any], folder: Path | None, task_vars: dict[str, Any]) -> dict[str, Any]:
         if unknown := given.keys() - KNOWN:
@@ -119,6 +133,7 @@ class ActionModule(ActionBase):
             "validate": given.get("validate", ""),
             "on_change": list(given.get("on_change", [])),
             "secret": bool(given.get("secret", False)),
+            "confirmed": "confirm" in given,
         }
 
     def content(self, given: dict[str, Any], folder: Path | None, task_vars: dict[str, Any]) -> str | None:

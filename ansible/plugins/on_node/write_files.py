@@ -1,5 +1,7 @@
 """Runs on a node as root, from standard input: writes files, then runs the commands of the files that changed.
 
+Commands of a file that must be confirmed do not run: they are listed as `due`, and a second call runs them.
+
 Prints one JSON object. Imports little, to start fast. Before a file is written, its commands are recorded in PENDING. A
 record is deleted when its command has succeeded, so the next run repeats a command that an interruption prevented.
 """
@@ -13,6 +15,8 @@ import subprocess
 import sys
 
 PENDING = "/var/lib/horovod-cluster/pending"
+# On machines that existed before the cluster, adopted_host.py makes this folder and undoes the changes.
+ORIGINAL = "/var/lib/horovod-cluster/original"
 
 
 def read(path):
@@ -40,6 +44,7 @@ def put(entry, check):
         if before is None:
             return False, before
         if not check:
+            note(path, before)
             add_pending(entry)
             os.unlink(path)
         return True, before
@@ -58,12 +63,37 @@ def put(entry, check):
     try:
         if entry["validate"]:
             run(entry["validate"].replace("%s", new), f"{path} is invalid")
+        note(path, before)
         add_pending(entry)
         os.rename(new, path)
     finally:
         if os.path.exists(new):
             os.unlink(new)
     return True, before
+
+
+def note(path, before):
+    """Remember that we write this file, and save the file of a package: it may have come after the first deploy."""
+    if not os.path.isdir(ORIGINAL):
+        return
+    written = os.path.join(ORIGINAL, "written")
+    if path in (read(written) or "").splitlines():
+        return
+    saved = os.path.join(ORIGINAL, "packages", path.lstrip("/"))
+    if before is not None and not os.path.exists(saved) and is_of_package(path):
+        os.makedirs(os.path.dirname(saved), exist_ok=True)
+        subprocess.run(["cp", "--archive", path, saved], check=True)
+    with open(written, "a") as out:
+        out.write(f"{path}\n")
+
+
+def is_of_package(path):
+    lists = "/var/lib/dpkg/info"
+    return any(
+        path in (read(os.path.join(lists, name)) or "").splitlines()
+        for name in os.listdir(lists)
+        if name.endswith(".conffiles")
+    )
 
 
 def add_pending(entry):
@@ -87,6 +117,12 @@ def pending(entries):
 
 def main():
     job = json.loads(DATA)  # noqa: F821 (node_files.py defines DATA in front of this script)
+    if "run" in job:
+        for command in job["run"]:
+            run(command, "command failed")
+            os.unlink(record(command))
+        print("{}")
+        return
     changed, diff = [], []
     for entry in job["files"]:
         differs, before = put(entry, job["check"])
@@ -94,11 +130,13 @@ def main():
             changed.append(entry["dest"])
             if not entry["secret"]:
                 diff.append({"dest": entry["dest"], "before": before or "", "after": entry["content"] or ""})
-    commands = [] if job["check"] else pending(job["files"])
+    waiting = [] if job["check"] else pending([entry for entry in job["files"] if entry["confirmed"]])
+    commands = [] if job["check"] else pending([entry for entry in job["files"] if not entry["confirmed"]])
     for command in commands:
         run(command, "command failed")
         os.unlink(record(command))
-    print(json.dumps({"changed": bool(changed or commands), "files": changed, "ran": commands, "diff": diff}))
+    ran = bool(changed or commands or waiting)
+    print(json.dumps({"changed": ran, "files": changed, "ran": commands, "due": waiting, "diff": diff}))
 
 
 main()

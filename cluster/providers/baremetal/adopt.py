@@ -18,7 +18,8 @@ def scan(provider: Baremetal, host: sections.Host) -> str:
     if provider.section.jump_host:
         command = ["ssh", "-o", "BatchMode=yes", provider.section.jump_host, *command]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT)
+        # Through a jump host, ssh would read the user's answer to the question below.
+        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, stdin=subprocess.DEVNULL)
     except subprocess.TimeoutExpired:
         raise InfraError(f"host {host.name} ({host.address}): no answer within {TIMEOUT} s") from None
     lines = [line for line in done.stdout.splitlines() if " ssh-ed25519 " in line]

@@ -6,6 +6,7 @@ import json
 import shlex
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from typing_extensions import TypedDict
@@ -87,13 +88,35 @@ class Baremetal(Provider):
         found = {host.name: self.check_host(host, answers[host.name]) for host in self.hosts}
         (self.state.dir / INTERFACES).write_text(json.dumps(found, indent=1))
 
+    def run(
+        self, commands: Mapping[str, tuple[sections.Host, str]], input: str | None = None, timeout: float = 60
+    ) -> dict[str, subprocess.CompletedProcess[str]]:
+        """Run a command on each host, at the same time and over new connections."""
+        options = ssh.connection_options(self.state.known_hosts, self.section.jump_host)
+        words = ["ssh", "-i", str(self.key), "-p", str(self.cluster.ports.ssh), *ssh.ALIVE, *options]
+        words += ["-o", "BatchMode=yes", "-o", "ConnectTimeout=20", "-o", "ControlPath=none"]
+        argvs = {name: [*words, f"{self.section.user}@{host.address}", text] for name, (host, text) in commands.items()}
+        return ssh.gather(argvs, input, timeout)
+
     def inspect_hosts(self) -> dict[str, subprocess.CompletedProcess[str]]:
         """Log in to all hosts at the same time and print their properties."""
-        options = ssh.connection_options(self.state.known_hosts, self.section.jump_host)
-        words = ["ssh", "-i", str(self.key), "-p", str(self.cluster.ports.ssh), *options]
-        words += ["-o", "BatchMode=yes", "-o", "ConnectTimeout=10"]
-        command = f"sh -c {shlex.quote(INSPECT)}"
-        return ssh.gather({host.name: [*words, f"{self.section.user}@{host.address}", command] for host in self.hosts})
+        return self.run({host.name: (host, f"sh -c {shlex.quote(INSPECT)}") for host in self.hosts})
+
+    @property
+    def changes(self) -> Path:
+        """What Ansible changed on hosts, until they have noted it themselves."""
+        return self.state.dir / "changes.jsonl"
+
+    def configured(self, progress: Progress) -> None:
+        # It needs this class.
+        from cluster.providers.baremetal import guest
+
+        guest.note(self, progress)
+
+    def is_known(self, host: sections.Host) -> bool:
+        """Whether a deploy has written its key: a host that `nodes` leaves out now may have been used before."""
+        lines = files.text(self.state.known_hosts).splitlines()
+        return any(line.startswith(f"{self.known_hosts_name(host)} ") for line in lines)
 
     def check_host(self, host: sections.Host, answer: subprocess.CompletedProcess[str]) -> dict[str, str]:
         """Raise an error for the first property that differs from cluster.yml. Nothing has been changed yet.

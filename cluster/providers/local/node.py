@@ -150,6 +150,8 @@ def create_node(spec: dict[str, Any]) -> None:
     public = make_seed(seed, state / "id_ed25519.pub", name)
     networks = []
     boot = BOOT_SCRIPT
+    if spec["ssh_port"] != 22:
+        boot += f"echo Port {spec['ssh_port']} > /etc/ssh/sshd_config.d/00-port.conf\n"
     for network, address in spec["addresses"].items():
         # The same MAC address after every restart, as on a real card: with a new one, peers lose the node for 8 s.
         mac = f"02:76:{ipaddress.ip_address(address).packed.hex(':')}"

@@ -24,6 +24,8 @@ class VirtualWall(Provider):
         return Experiment(self.cluster.name, self.section, self.state.dir)
 
     def check(self) -> None:
+        if self.cluster.ports.ssh != 22:
+            raise UserError("cluster.ports.ssh: nodes of the testbed listen on port 22; set it to 22")
         neighbours.refuse_shared_name(self.state, self.cluster)
 
     def prepare(self, progress: Progress) -> None:

@@ -16,6 +16,28 @@ def test_names_survive_a_restart(nodes):
     assert answers[0] == nodes.address("head")
 
 
+def test_other_lines_of_hosts_stay(nodes):
+    """Lines that only contain a node's name are not touched, and lines that name it come back at the end."""
+    w1 = nodes["w1"]
+    start = w1.check_output("cat /etc/hosts")
+    lines = (
+        "127.0.0.1 localhost\\n127.0.1.1 w1.site.example w1\\n192.0.2.9 head-backup my-head # head\\n192.0.2.8 head\\n"
+    )
+    w1.check_output(f"sh -c 'printf \"{lines}\" > /etc/hosts'")
+    before = w1.check_output("cat /etc/hosts")
+    w1.check_output("cluster-hosts write")
+    for name in ("head", "w1"):
+        answers = {line.split()[0] for line in w1.check_output(f"getent ahostsv4 {name}").splitlines()}
+        assert answers == {nodes.address(name)}, name
+    for name, address in (("head-backup", "192.0.2.9"), ("my-head", "192.0.2.9"), ("w1.site.example", "127.0.1.1")):
+        assert w1.check_output(f"getent ahostsv4 {name}").split()[0] == address
+    w1.check_output("cluster-hosts write")
+    w1.check_output("cluster-hosts restore")
+    assert w1.check_output("cat /etc/hosts") == before
+    w1.check_output(f"sh -c 'printf \"%s\\n\" \"$1\" > /etc/hosts' sh '{start}'")
+    assert w1.check_output("cat /etc/hosts") == start
+
+
 def test_training_account_may_open_many_files_and_lock_memory(nodes):
     files, soft, hard = nodes.as_user("head", "ulimit -Sn; ulimit -Sl; ulimit -Hl").stdout.split()
     assert files == "20000"

@@ -73,7 +73,7 @@ def test_outsider_connects_when_the_firewall_allows_it(nodes):
         tried = [text for network in NETWORKS for text in targets(nodes, "head", network, [ELSEWHERE])]
         assert from_node(nodes, "outsider", tried) == tried
     finally:
-        nodes["head"].check_output("nft --file /etc/nftables.conf")
+        nodes["head"].check_output("nft --file /etc/horovod-cluster/firewall.nft")
 
 
 def test_spoofed_peer_on_the_management_network_is_dropped(nodes):
@@ -112,14 +112,59 @@ def test_rules_are_loaded_again_after_a_restart(nodes):
     assert from_here(targets(nodes, "w1", "management", [ELSEWHERE])) == []
 
 
+def test_rules_of_others_stay(nodes):
+    """What Docker forwards, and the file of nftables.service: neither loading nor stopping our rules touches them."""
+    w1 = nodes["w1"]
+    w1.check_output("nft add table ip docker")
+    w1.check_output("nft 'add chain ip docker FORWARD { type filter hook forward priority filter; policy accept; }'")
+    before = w1.check_output("sh -c 'nft list table ip docker; sha256sum /etc/nftables.conf'")
+    w1.check_output("systemctl restart cluster-firewall")
+    assert "hook forward" not in w1.check_output("nft list table inet horovod_cluster")
+    w1.check_output("systemctl stop cluster-firewall")
+    assert "horovod_cluster" not in w1.check_output("nft list tables")
+    assert w1.check_output("sh -c 'nft list table ip docker; sha256sum /etc/nftables.conf'") == before
+    w1.check_output("systemctl start cluster-firewall")
+    w1.check_output("nft delete table ip docker")
+
+
+def test_admin_reaches_ssh_over_ipv6(nodes, scenario):
+    """The outsider takes an address in the admin network, then one outside it."""
+    cidrs = [*scenario.cluster.admin_cidrs, "fd00:78:1::/64"]
+    assert nodes.apply("configure", firewall_admin_cidrs=cidrs).returncode == 0
+    head, outsider = nodes["head"], nodes["outsider"]
+    code = "python3 -c 'import socket; socket.create_connection((\"fd00:78::1\", 22), timeout=3)'"
+    for node, address in ((head, "fd00:78::1/32"), (outsider, "fd00:78:1::5/32")):
+        node.check_output("sysctl -qw net.ipv6.conf.mgmt0.disable_ipv6=0 || true")
+        node.check_output(f"ip -6 address add {address} dev mgmt0 nodad")
+    try:
+        assert outsider.run(code).rc == 0
+        outsider.check_output("ip -6 address del fd00:78:1::5/32 dev mgmt0")
+        outsider.check_output("ip -6 address add fd00:78:2::5/32 dev mgmt0 nodad")
+        assert outsider.run(code).rc != 0
+    finally:
+        outsider.check_output("ip -6 address flush dev mgmt0 scope global")
+        head.check_output("ip -6 address del fd00:78::1/32 dev mgmt0")
+        assert nodes.apply("configure").returncode == 0
+
+
+def test_late_confirmation_is_not_called_a_lock_out(nodes):
+    before = nodes["head"].check_output("nft list table inet horovod_cluster")
+    done = nodes.apply("configure", firewall_confirm_seconds=0, firewall_admin_ports=[22, 8888, 9999])
+    assert done.returncode != 0
+    assert "its confirmation came after 0 s" in done.stdout
+    assert "admin_cidrs" not in done.stdout
+    assert nodes["head"].check_output("nft list table inet horovod_cluster") == before
+    assert nodes.apply("configure").returncode == 0
+
+
 def test_unconfirmed_rules_are_rolled_back(nodes):
     """The new rules lock the controller out, so the node receives no confirmation."""
     w1 = nodes["w1"]
     tried = targets(nodes, "w1", "management", [SSH])
     before = w1.check_output("nft list table inet horovod_cluster")
-    w1.check_output("sh -c 'sed \"/tcp dport/d\" /etc/nftables.conf > /root/closed.conf'")
+    w1.check_output("sh -c 'sed \"/tcp dport/d\" /etc/horovod-cluster/firewall.nft > /root/closed.conf'")
     w1.check_output("firewall-apply check /root/closed.conf")
-    w1.check_output("sh -c 'cp /root/closed.conf /etc/nftables.conf && firewall-apply apply 4'")
+    w1.check_output("sh -c 'cp /root/closed.conf /etc/horovod-cluster/firewall.nft && firewall-apply apply 4'")
     assert from_here(tried) == []
     w1.check_output(
         "sh -c 'for i in $(seq 60); do systemctl -q is-active firewall-rollback.timer || exit 0; sleep 0.5; done'"
@@ -127,7 +172,7 @@ def test_unconfirmed_rules_are_rolled_back(nodes):
     w1.check_output("sh -c 'while systemctl -q is-active firewall-rollback.service; do sleep 0.2; done'")
     assert from_here(tried) == tried
     assert w1.check_output("nft list table inet horovod_cluster") == before
-    assert "tcp dport" in w1.check_output("cat /etc/nftables.conf")
+    assert "tcp dport" in w1.check_output("cat /etc/horovod-cluster/firewall.nft")
 
 
 def test_pending_rules_of_an_interrupted_run_are_confirmed_too(nodes):

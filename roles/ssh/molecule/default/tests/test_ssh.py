@@ -93,3 +93,78 @@ def test_nodes_refuse_a_peer_with_another_host_key(nodes):
 def test_ssh_server_listens_on_the_ssh_port(nodes):
     with socket.create_connection((nodes.address("head", "management"), 22), timeout=5) as connection:
         assert connection.recv(7) == b"SSH-2.0"
+
+
+def let_in(nodes, user):
+    home = nodes["head"].check_output(f"sh -c 'echo ~{user}'")
+    nodes["head"].check_output(
+        f"sh -c 'install -d -m 700 -o {user} {home}/.ssh;"
+        f" install -m 600 -o {user} /home/ops/.ssh/authorized_keys {home}/.ssh/authorized_keys'"
+    )
+
+
+def test_existing_machine_keeps_its_own_logins(nodes, ssh):
+    """No AllowUsers, no list of algorithms: root, other accounts and old clients log in as before."""
+    head = nodes["head"]
+    head.check_output("sh -c 'id guest || useradd -m guest'")
+    for user in ("guest", "root"):
+        let_in(nodes, user)
+    head.check_output("sh -c 'echo PermitRootLogin prohibit-password > /etc/ssh/sshd_config.d/50-site.conf'")
+    address = nodes.address("head", "management")
+    try:
+        assert nodes.apply("configure", contract_adopted=True).returncode == 0
+        for user in ("guest", "root"):
+            done = attempt(ssh(f"{user}@{address}", "-o", "Ciphers=aes128-ctr", "-o", "MACs=hmac-sha2-256"), "id -un")
+            assert done.stdout.strip() == user, done.stderr
+        assert "allowusers" not in head.check_output("sshd -T")
+    finally:
+        head.check_output("rm /etc/ssh/sshd_config.d/50-site.conf")
+        assert nodes.apply("configure").returncode == 0
+    assert attempt(ssh(f"guest@{address}"), "id -un").returncode == 255
+
+
+def test_account_of_ansible_is_always_allowed(nodes, ssh):
+    done = nodes.apply("configure", ssh_allowed_users=["horovod"])
+    assert done.returncode == 0, done.stdout
+    assert attempt(ssh(f"ops@{nodes.address('head', 'management')}"), "hostname").stdout.strip() == "head"
+    assert nodes.apply("configure").returncode == 0
+
+
+def test_unconfirmed_settings_are_rolled_back(nodes, ssh):
+    """The new settings lock the controller out, so the node receives no confirmation."""
+    w1, target = nodes["w1"], f"ops@{nodes.address('w1', 'management')}"
+    before = w1.check_output("sshd -T")
+    conf = "/etc/ssh/sshd_config.d/00-horovod-cluster.conf"
+    w1.check_output(f"sh -c 'sed \"s/^AllowUsers.*/AllowUsers nobody/\" {conf} > /root/closed.conf'")
+    w1.check_output("ssh-apply check /root/closed.conf")
+    w1.check_output(f"sh -c 'cp /root/closed.conf {conf} && ssh-apply apply 4'")
+    assert attempt(ssh(target), "hostname").returncode == 255
+    w1.check_output(
+        "sh -c 'for i in $(seq 60); do systemctl -q is-active ssh-rollback.timer || exit 0; sleep 0.5; done'"
+    )
+    w1.check_output("sh -c 'while systemctl -q is-active ssh-rollback.service; do sleep 0.2; done'")
+    assert attempt(ssh(target), "hostname").stdout.strip() == "w1"
+    assert w1.check_output("sshd -T") == before
+
+
+def test_settings_that_lock_us_out_are_undone_at_once(nodes, ssh):
+    """A `!` refuses an account whatever follows."""
+    done = nodes.apply("configure", ssh_allowed_users=["!ops", "horovod"])
+    assert done.returncode != 0
+    assert "ops could not log in with the new settings, so the old ones were restored" in done.stdout
+    assert attempt(ssh(f"ops@{nodes.address('head', 'management')}"), "hostname").stdout.strip() == "head"
+    assert nodes["head"].check_output("sh -c 'systemctl is-active ssh-rollback.timer || true'") == "inactive"
+    assert nodes.apply("configure").returncode == 0
+
+
+def test_server_behind_a_socket_takes_the_settings(nodes, ssh):
+    """Debian's ssh.socket starts a server for each login. Ubuntu 24.04 starts one server; that was not tried."""
+    w1, target = nodes["w1"], f"ops@{nodes.address('w1', 'management')}"
+    w1.check_output("sh -c 'systemctl stop ssh.service && systemctl start ssh.socket'")
+    try:
+        done = nodes.apply("configure", ssh_allowed_users=["ops", "guest"])
+        assert done.returncode == 0, done.stdout
+        assert attempt(ssh(target), "hostname").stdout.strip() == "w1"
+    finally:
+        w1.check_output("sh -c 'systemctl stop ssh.socket; systemctl start ssh.service'")
+    assert nodes.apply("configure").returncode == 0

@@ -1,0 +1,252 @@
+"""Runs as root on a machine that existed before the cluster: notes how it was, what a deploy changes, and undoes that.
+
+    adopted_host.py look ACCOUNT             print the training account and the ids that are taken, as JSON
+    adopted_host.py begin ACCOUNT            before the first deploy: save how the machine is
+    adopted_host.py note ACCOUNT CHANGES     after a deploy: add its changes, as JSON
+    adopted_host.py release ACCOUNT          undo all changes; print what was done and what stays, as JSON
+
+Standard library only.
+"""
+
+import grp
+import hashlib
+import json
+import os
+import pwd
+import shutil
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+OWN = Path("/var/lib/horovod-cluster")
+KEPT = OWN / "original"
+STATE, CHANGES, FILES = KEPT / "state.json", KEPT / "changes.json", KEPT / "files.tar.gz"
+# write_files.py adds the files that it writes, and saves those of packages that came later.
+WRITTEN, OF_PACKAGES = KEPT / "written", KEPT / "packages"
+SAVED = ("/etc", "/usr/local/bin", "/usr/local/sbin")
+LARGEST = 10_000_000
+# Made by commands of the roles and by bench. What was there before the cluster stays.
+CREATED = (
+    *("/etc/horovod-cluster", "/opt/bench-worker", "/opt/horovod", "/opt/jupyterlab", "/opt/nccl", "/opt/nccl-tests"),
+    *("/usr/local/bin/mpi-hello", "/usr/local/src/mpi-hello.c", "/var/cache/wheelhouse"),
+)
+# Perhaps the only copy of somebody's work.
+DATA = ("/srv/data", "/srv/share")
+SYSCTLS = (
+    *("net.core.rmem_max", "net.core.wmem_max", "net.ipv4.tcp_rmem", "net.ipv4.tcp_wmem"),
+    *("net.ipv4.tcp_slow_start_after_idle", "net.ipv4.tcp_congestion_control"),
+)
+ACCOUNT_FILES = ("passwd", "group", "shadow", "gshadow", "subuid", "subgid")
+NETWORK_FILE_SYSTEMS = ("nfs", "nfs4", "cifs", "lustre", "gpfs", "beegfs", "ceph", "autofs", "fuse.glusterfs")
+FIRST_ID, IDS = 1500, 100
+
+
+def run(*argv, check=False):
+    done = subprocess.run(argv, capture_output=True, text=True)
+    if check and done.returncode:
+        sys.exit(f"{' '.join(argv)}: {(done.stderr or done.stdout).strip()}")
+    return done.stdout
+
+
+def look(account):
+    """Numbers of accounts and groups also come from LDAP and the like, so each is asked for."""
+    ids = range(FIRST_ID, FIRST_ID + IDS)
+    taken = {one for one in ids if answers(pwd.getpwuid, one) or answers(grp.getgrgid, one)}
+    there = answers(pwd.getpwnam, account)
+    if there:
+        taken.discard(there.pw_uid)
+        home = there.pw_dir
+    else:
+        home = f"{OWN}-home" if on_network("/home") else f"/home/{account}"
+    return {
+        **{"uid": there.pw_uid if there else None, "home": home, "taken": sorted(taken)},
+        "shared_home": bool(there) and on_network(home),
+    }
+
+
+def answers(ask, key):
+    try:
+        return ask(key)
+    except KeyError:
+        return None
+
+
+def on_network(path):
+    while not os.path.exists(path):
+        path = os.path.dirname(path)
+    return any(kind in NETWORK_FILE_SYSTEMS for kind in run("findmnt", "-n", "-o", "FSTYPE", "-T", path).split())
+
+
+def packages():
+    shown = run("dpkg-query", "-W", "-f", "${db:Status-Abbrev}\t${Package}\n", check=True)
+    return sorted({line.split("\t")[1] for line in shown.splitlines() if line.startswith("ii")})
+
+
+def unit_files():
+    lines = run("systemctl", "list-unit-files", "--no-legend", "--plain", check=True).splitlines()
+    return {line.split()[0]: line.split()[1] for line in lines if len(line.split()) > 1}
+
+
+def active_units():
+    shown = run("systemctl", "list-units", "--state=active", "--no-legend", "--plain", check=True)
+    return sorted(line.split()[0] for line in shown.splitlines())
+
+
+def sysctls():
+    paths = {name: Path("/proc/sys", *name.split(".")) for name in SYSCTLS}
+    return {name: path.read_text().strip() for name, path in paths.items() if path.exists()}
+
+
+def begin(account):
+    if STATE.exists():
+        return
+    KEPT.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with tarfile.open(FILES, "w:gz") as tar:
+        for folder in SAVED:
+            tar.add(folder, filter=lambda one: one if one.size <= LARGEST else None)
+    FILES.chmod(0o600)
+    state = {
+        **{"packages": packages(), "units": unit_files(), "active": active_units(), "sysctls": sysctls()},
+        "account": answers(pwd.getpwnam, account) is not None,
+        "existed": [path for path in (*CREATED, *DATA) if os.path.lexists(path)],
+    }
+    write(STATE, state)
+
+
+def write(path, value):
+    new = path.with_suffix(".new")
+    new.write_text(json.dumps(value))
+    os.replace(new, path)
+
+
+def read(path):
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+def digest(path):
+    """None for what is not a file: a folder or nothing."""
+    if os.path.islink(path):
+        return os.readlink(path)
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest() if os.path.isfile(path) else None
+
+
+def note(new):
+    """Remember the digest of each changed file: what somebody else changes later is not undone."""
+    found = read(CHANGES)
+    written = WRITTEN.read_text().splitlines() if WRITTEN.exists() else []
+    paths = sorted({*found.get("files", {}), *new.get("files", []), *written})
+    units = sorted({*found.get("units", []), *new.get("units", [])})
+    write(CHANGES, {"files": {path: digest(path) for path in paths}, "units": units})
+
+
+def release(account):
+    if not STATE.exists():
+        return {"known": False}
+    state, changes = read(STATE), read(CHANGES)
+    said = {"known": True, "kept": [], "left": [path for path in DATA if os.path.exists(path)]}
+    added = sorted(set(packages()) - set(state["packages"]))
+    stop_ours(changes["files"])
+    with tarfile.open(FILES) as tar:
+        members = {f"/{one.name}": one for one in tar.getmembers()}
+        for path in sorted(changes["files"], reverse=True):
+            undo(path, changes["files"][path], tar, members, said["kept"])
+        for path in CREATED:
+            if path not in state["existed"]:
+                remove(path)
+        if not state["account"] and answers(pwd.getpwnam, account):
+            run("pkill", "-KILL", "-u", account)
+            run("userdel", "--remove", account)
+        for name in ACCOUNT_FILES:
+            restore_backup(f"/etc/{name}", tar, members)
+    run("systemctl", "daemon-reload")
+    restore_units(state, changes["units"], added)
+    for name, value in state["sysctls"].items():
+        run("sysctl", "--quiet", "--write", f"{name}={value}")
+    run("sshd", "-t", check=True)
+    if "ssh.socket" not in state["active"]:
+        run("systemctl", "reload", "ssh.service")
+    elif "ssh.service" in state["active"]:
+        run("systemctl", "restart", "ssh.service")
+    shutil.rmtree(OWN)
+    return {**said, "packages": added}
+
+
+def stop_ours(files):
+    for command, word in (("cluster-hosts", "restore"), ("fabric-rate", "off")):
+        if os.path.exists(f"/usr/local/sbin/{command}"):
+            run(f"/usr/local/sbin/{command}", word)
+    folder = "/etc/systemd/system/"
+    names = [path.removeprefix(folder) for path in files if path.startswith(folder)]
+    for name in names:
+        if "/" not in name and "." in name and os.path.exists(folder + name):
+            run("systemctl", "disable", "--now", name)
+
+
+def undo(path, ours, tar, members, kept):
+    now = digest(path)
+    if now is not None and now != ours:
+        kept.append(path)
+    elif path in members and not members[path].isdir():
+        restore(path, tar, members)
+    elif (OF_PACKAGES / path.lstrip("/")).exists():
+        shutil.copy2(OF_PACKAGES / path.lstrip("/"), path)
+    elif now is not None:
+        os.unlink(path)
+    elif os.path.isdir(path) and path not in members and not os.listdir(path):
+        os.rmdir(path)
+
+
+def restore(path, tar, members):
+    if digest(path) is not None:
+        os.unlink(path)
+    tar.extract(members[path], "/", numeric_owner=True)
+
+
+def restore_backup(path, tar, members):
+    """The copy that useradd and userdel make, if the file itself is as it was."""
+    if path in members and tar.extractfile(members[path]).read() == Path(path).read_bytes():
+        backup = f"{path}-"
+        if backup in members:
+            restore(backup, tar, members)
+        elif os.path.exists(backup):
+            os.unlink(backup)
+
+
+def remove(path):
+    if os.path.isdir(path) and not os.path.islink(path):
+        shutil.rmtree(path)
+    elif os.path.lexists(path):
+        os.unlink(path)
+
+
+def restore_units(state, changed, added):
+    """Units that roles changed get their state back; those of packages that came with the cluster are switched off."""
+    listed = run("dpkg-query", "--listfiles", *added).splitlines() if added else []
+    came = {os.path.basename(path) for path in listed if "/systemd/system/" in path}
+    now = unit_files()
+    for unit in sorted({*changed, *came} & now.keys()):
+        before = state["units"].get(unit)
+        if before == "enabled" and now[unit] != "enabled":
+            run("systemctl", "enable", unit)
+        elif before != "enabled" and now[unit] == "enabled":
+            run("systemctl", "disable", unit)
+        if unit in state["active"]:
+            run("systemctl", "restart", unit)
+        elif before is None or unit in changed:
+            run("systemctl", "stop", unit)
+
+
+def main(argv):
+    action, account = argv[:2]
+    if action == "look":
+        print(json.dumps(look(account)))
+    elif action == "begin":
+        begin(account)
+    elif action == "note":
+        note(json.loads(argv[2]))
+    elif action == "release":
+        print(json.dumps(release(account)))
+
+
+main(sys.argv[1:])

@@ -1,0 +1,111 @@
+"""What is noted on machines that existed before the cluster, and what a playbook's changes are."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import yaml
+
+from cluster.core.config import ROOT
+
+ON_NODE = ROOT / "ansible/plugins/on_node"
+HOSTS = ROOT / "roles/common/files/cluster-hosts"
+
+
+def constants(path: Path) -> dict[str, object]:
+    """The names that a script defines, without its last line, which runs it."""
+    lines = path.read_text().rstrip().splitlines()
+    assert lines[-1].startswith("main(")
+    found: dict[str, object] = {}
+    exec("\n".join(lines[:-1]), found)  # noqa: S102
+    return found
+
+
+def test_every_kernel_setting_of_the_roles_is_restored() -> None:
+    (task,) = [
+        task
+        for task in yaml.safe_load((ROOT / "roles/fabric/tasks/install.yml").read_text())
+        if task.get("ansible.builtin.copy", {}).get("dest", "").startswith("/etc/sysctl.d")
+    ]
+    lines = task["ansible.builtin.copy"]["content"].splitlines()
+    names = {line.partition(" = ")[0] for line in lines if not line.startswith("#")}
+    assert names == set(constants(ON_NODE / "adopted_host.py")["SYSCTLS"])
+
+
+@pytest.fixture
+def record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    spec = importlib.util.spec_from_file_location("record", ROOT / "ansible/plugins/callback/record_changes.py")
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    file = tmp_path / "changes.jsonl"
+    monkeypatch.setenv("CLUSTER_CHANGES", str(file))
+
+    def recorded(action: str, found: dict[str, object], **task: object) -> list[dict[str, str]]:
+        file.write_text("")
+        task = {"action": action, "check_mode": False, "delegate_to": None, **task}
+        host = SimpleNamespace(get_name=lambda: "w1")
+        module.CallbackModule().note(SimpleNamespace(_host=host, _task=SimpleNamespace(**task), _result=found))
+        return [json.loads(line) for line in file.read_text().splitlines()]
+
+    return recorded
+
+
+def test_changed_files_and_units_are_recorded_with_their_host(record) -> None:
+    copied = record("ansible.builtin.copy", {"changed": True, "dest": "/etc/a"})
+    assert copied == [{"host": "w1", "kind": "files", "name": "/etc/a"}]
+    started = record("ansible.builtin.systemd_service", {"changed": True, "name": "nginx.service"})
+    assert started == [{"host": "w1", "kind": "units", "name": "nginx.service"}]
+
+
+def test_what_did_not_change_is_not_recorded(record) -> None:
+    assert record("ansible.builtin.copy", {"changed": False, "dest": "/etc/a"}) == []
+    assert record("ansible.builtin.copy", {"changed": True, "dest": "/etc/a"}, check_mode=True) == []
+    assert record("ansible.builtin.copy", {"changed": True, "dest": "/etc/a"}, delegate_to="localhost") == []
+    assert record("ansible.builtin.apt", {"changed": True}) == []
+
+
+def test_lock_of_another_package_manager_is_seen(tmp_path: Path) -> None:
+    lock = tmp_path / "lock"
+    hold = (
+        f"import fcntl, sys; f = open({str(lock)!r}, 'w'); fcntl.lockf(f, fcntl.LOCK_EX); print('held', flush=True); "
+    )
+    holder = constants(ON_NODE / "package_managers.py")["holder"]
+    assert holder(str(lock)) is None
+    with subprocess.Popen([sys.executable, "-c", hold + "sys.stdin.read()"], stdin=-1, stdout=-1, text=True) as other:
+        assert other.stdout
+        assert other.stdout.readline() == "held\n"
+        assert holder(str(lock)) == other.pid
+        assert other.stdin
+        other.stdin.close()
+        other.wait()
+    assert holder(str(lock)) is None
+
+
+@pytest.mark.parametrize(
+    "line", ["192.0.2.9 head-backup", "192.0.2.9 my.head # head", "# 192.0.2.9 head", "", "192.0.2.9 heads"]
+)
+def test_line_that_only_contains_a_name_is_not_changed(line: str) -> None:
+    hosts = {"__name__": "hosts"}
+    exec(HOSTS.read_text(), hosts)  # noqa: S102
+    written = hosts["written"]([f"{line}\n"], ["10.1.0.1 head\n"])
+    assert written[-1] == f"{line}\n"
+
+
+@pytest.mark.parametrize(
+    "text", ["", "127.0.1.1 head.example head\n", "192.0.2.9 head", "127.0.0.1 a\n\n192.0.2.1 head b\n"]
+)
+def test_hosts_file_is_restored_to_the_byte(text: str) -> None:
+    hosts = {"__name__": "hosts"}
+    exec(HOSTS.read_text(), hosts)  # noqa: S102
+    lines = text.splitlines(keepends=True)
+    once = hosts["written"](lines, ["10.1.0.1 head\n", "10.1.0.2 w1\n"])
+    assert hosts["written"](once, ["10.1.0.1 head\n", "10.1.0.2 w1\n"]) == once
+    assert "".join(hosts["restored"]("".join(once).splitlines(keepends=True))) == text
