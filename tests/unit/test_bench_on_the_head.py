@@ -1,10 +1,12 @@
-"""bench on the head: which launcher starts which ranks, and what it refuses. On nodes: tests/e2e/test_journey.py."""
+"""bench on the head: which launcher starts which ranks, and what it refuses. On nodes: tests/long/test_journey.py."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import signal
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -14,8 +16,9 @@ from bench.worker import on_head, run_list
 
 
 @pytest.fixture
-def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     module = on_head
+    handlers = {number: signal.getsignal(number) for number in module.ENDS}
     (tmp_path / "etc").mkdir()
     (tmp_path / "etc/hostfile").write_text("head slots=2\nw1 slots=2\nw2 slots=2\n")
     (tmp_path / "share/mine").mkdir(parents=True)
@@ -23,7 +26,10 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.setattr(module, "cleared", [], raising=False)
     monkeypatch.setattr(module, "clear", lambda name, names: module.cleared.append(tuple(names)))
     monkeypatch.chdir(tmp_path / "share/mine")
-    return module
+    yield module
+    # At the end of a run nothing may interrupt it any more, so it ignores them.
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
 
 
 def ask(engine: str = "horovod", nodes: int | None = None, *words: str) -> argparse.Namespace:
