@@ -31,7 +31,8 @@ def test_traffic_uses_the_fabric_and_not_the_management_network(nodes):
 
 
 def test_worker_accepts_the_head_from_the_fabric_only(nodes):
-    login = "ssh -o BatchMode=yes -o ConnectTimeout=5 -o HostKeyAlias=w1 {} hostname"
+    known = "-o HostKeyAlias=w1 -o GlobalKnownHostsFile=/etc/horovod-cluster/known_hosts"
+    login = f"ssh -o BatchMode=yes -o ConnectTimeout=5 {known} {{}} hostname"
     assert nodes.as_user("head", login.format(nodes.address("w1"))).stdout.strip() == "w1"
     over_management = nodes.as_user("head", login.format(nodes.address("w1", "management")))
     assert over_management.rc != 0
