@@ -42,11 +42,12 @@ def train(
     torch.manual_seed(7)
     for parameter in model.parameters():
         nn.init.normal_(parameter, std=0.1)
+    if channels_last:
+        model, images = model.to(memory_format=torch.channels_last), images.to(memory_format=torch.channels_last)
+    # Like a trial: DistributedDataParallel shapes its buckets by the layout of the weights that it is given.
     if isinstance(engine, engines.ModuleEngine):
         model = engine.module(model, half=False)
     cpu = accelerator.Cpu()
-    if channels_last:
-        model, images = model.to(memory_format=torch.channels_last), images.to(memory_format=torch.channels_last)
     device = devices.TrainingDevice(model, images, labels, "verify", False, Feed(), cpu, cpu.arithmetic("fp32"))
     for _ in range(STEPS):
         device.step(engine)
