@@ -94,7 +94,7 @@ def test_training_account_can_start_the_agent_of_a_run_as_itself_only(nodes):
     node = nodes["w1"]
     node.check_output("sh -c 'printf %%s \"$1\" > /tmp/agent.py' sh %s", AGENT)
     refused = nodes.as_user("w1", "sudo -n /usr/local/sbin/run-agent '1 --uid=root' /tmp/agent.py")
-    assert refused.rc == 2 and "not a run" in refused.stderr
+    assert refused.rc != 0 and "not a run" in refused.stderr
     assert nodes.as_user("w1", "sudo -n systemd-run true").rc != 0
     done = nodes.as_user("w1", "sudo -n /usr/local/sbin/run-agent 20260101-000000-abcd /tmp/agent.py")
     assert done.rc == 0, done.stderr
