@@ -182,7 +182,7 @@ def test_keys_are_pinned_only_after_confirmation():
             " sed -i 's/^ID=.*/ID=ubuntu/; s/^VERSION_CODENAME=.*/VERSION_CODENAME=jammy/' /etc/os-release",
             "ln -sf ../usr/lib/os-release /etc/os-release",
             2,
-            "host w2 (10.85.0.12): runs ubuntu jammy; the roles need Debian bookworm",
+            "host w2 (10.85.0.12): runs ubuntu jammy, but cluster.os_release is bookworm (Debian 12)",
         ),
         (
             {},
