@@ -61,7 +61,8 @@ class Gang:
                 self.cli.call("release", job.id)
             self.wait_for_start(jobs)
             self.wait_for_end(jobs)
-        except (InfraError, UserError) as error:
+        # Whoever read our output may have been killed: the next line then raises BrokenPipeError.
+        except (InfraError, UserError, BrokenPipeError) as error:
             self.save_logs(jobs)
             try:
                 cancel_open_jobs(self.cli, self.ledger, {str(definition["name"]) for definition in definitions})
