@@ -212,6 +212,8 @@ def case(subcommand: str, options: list[Any], number: int, seed: str, sandbox: S
     draw = Random(name)
     command, *words = subcommand.split()
     argv = [*words, *SHORT.get(subcommand, ()), *arguments(options, draw)]
+    # Fits for longer than a case may take.
+    argv = [word for word in argv if word != "--by-source"]
     if command == "cluster":
         argv = ["--env", ENV if draw.random() < 0.9 else draw.choice(STRINGS), *argv]
     made = Case(command, argv, name=name)

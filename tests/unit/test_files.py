@@ -117,6 +117,7 @@ ALLOWED = {
     *("cluster/image.py", "cluster/lab.py", "cluster/price_list.py", "cluster/providers/baremetal/reach.py"),
     *("cluster/providers/gpulab/cli.py", "cluster/providers/gpulab/deployment.py", "cluster/providers/local/node.py"),
     *("cluster/core/process.py", "cluster/core/progress.py", "cluster/environment.py"),
+    *("bench/elastic/command.py", "bench/elastic/trace.py", "cluster/providers/baremetal/guest.py"),
     "cluster/providers/virtualwall/experiment.py",
 }
 
