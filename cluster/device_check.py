@@ -50,10 +50,11 @@ def launch(
     fabric = contract.fabrics[contract.active_fabric]
     slots = {name: max(1, contract.nodes[name].gpus) if cuda else 1 for name in contract.compute}
     hosts = ",".join(f"{name}:{count}" for name, count in slots.items())
-    variables = {fabric_of_node.VARIABLE: f"{fabric.transport} {fabric.subnet}", "OMP_NUM_THREADS": "1"}
+    subnet = contract.subnet(contract.active_fabric)
+    variables = {fabric_of_node.VARIABLE: f"{fabric.transport} {subnet}", "OMP_NUM_THREADS": "1"}
     if cuda:
         variables |= {"NCCL_DEBUG": "WARN", **fabric_settings.nccl(fabric.transport, settings)}
-    parameters = fabric_settings.mca(fabric.transport, fabric.subnet, cuda)
+    parameters = fabric_settings.mca(fabric.transport, subnet, cuda)
     words = [f"{layout()['venv']}/bin/python", worker_files.folder(), "check_devices", "cuda" if cuda else "cpu"]
     return [
         *("mpirun", "-np", str(sum(slots.values())), "-H", hosts, "-bind-to", "none", "-map-by", "slot"),

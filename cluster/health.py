@@ -113,7 +113,8 @@ def launch(env: str, contract: Contract, names: list[str]) -> list[str]:
         card = contract.interface(names[0])
         interface, variables = ["--network-interfaces", card], [f"HOROVOD_GLOO_IFACE={card}", "OMP_NUM_THREADS=1"]
         return ["env", *variables, "/usr/local/bin/horovodrun", "--gloo", *hosts, *interface, *rank]
-    tcp = [word for name in ("btl_tcp_if_include", "oob_tcp_if_include") for word in ("-mca", name, fabric.subnet)]
+    subnet = contract.subnet(contract.active_fabric)
+    tcp = [word for name in ("btl_tcp_if_include", "oob_tcp_if_include") for word in ("-mca", name, subnet)]
     return ["mpirun", *hosts, "-bind-to", "none", *tcp, "-x", "OMP_NUM_THREADS=1", *rank]
 
 

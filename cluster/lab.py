@@ -40,7 +40,7 @@ def prepare(state: State, cluster: Cluster, contract: Contract) -> None:
             fix = "use a certificate and its key, both PEM, the key without a password"
             raise UserError(f"jupyterlab.certificate: {problem}; {fix}") from None
         return
-    address = contract.nodes[contract.head].management_address
+    address = contract.address(contract.head)
     if not is_valid_for(state.lab_certificate, address):
         generate(state, cluster.name, address)
 
@@ -103,7 +103,7 @@ def fingerprint(certificate: Path) -> str:
 
 
 def url(cluster: Cluster, contract: Contract) -> str:
-    address = contract.nodes[contract.head].management_address
+    address = contract.address(contract.head)
     return f"https://{f'[{address}]' if ':' in address else address}:{cluster.ports.jupyter}/lab"
 
 
@@ -132,8 +132,8 @@ def run(env: str, show_token: bool, as_json: bool) -> int:
     print(f"                {found['certificate']}")
     hint = f"{found['token_file']} (`make lab TOKEN=1 ENV={env}` prints it)"
     print(f"token           {found.get('token') or hint}")
-    if contract.ssh.jump_host:
-        host, port = contract.nodes[contract.head].management_address, cluster.ports.jupyter
-        tunnel = f"ssh -L {port}:{host}:{port} {contract.ssh.jump_host}"
+    if contract.login.jump_host:
+        host, port = contract.address(contract.head), cluster.ports.jupyter
+        tunnel = f"ssh -L {port}:{host}:{port} {contract.login.jump_host}"
         print(f"from outside    {tunnel}   and open https://localhost:{port}/lab")
     return 0

@@ -29,9 +29,9 @@ from cluster.terraform import read_output  # noqa: E402
 
 def ssh_vars(contract: Contract) -> dict[str, Any]:
     return {
-        "ansible_user": contract.ssh.user,
-        "ansible_port": contract.ssh.port,
-        "ansible_ssh_private_key_file": contract.ssh.key,
+        "ansible_user": contract.login.user,
+        "ansible_port": contract.login.port,
+        "ansible_ssh_private_key_file": contract.login.key,
         "ansible_ssh_common_args": " ".join(ssh.options(contract)),
         "ansible_python_interpreter": "/usr/bin/python3",
     }
@@ -41,7 +41,7 @@ def inventory(contract: Contract, state: State, cluster: Cluster) -> dict[str, A
     names = [name for name, _ in contract.ordered()]
     hostvars = {
         name: {
-            "ansible_host": node.management_address,
+            "ansible_host": contract.address(name),
             "node_index": node.index,
             "node_fabric_addresses": node.fabric_addresses,
             "node_interfaces": {fabric: contract.interface(name, fabric) for fabric in contract.fabrics},

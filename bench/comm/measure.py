@@ -166,7 +166,7 @@ class Communication:
             hosts=tuple(self.names),
             slots=self.slots if cuda else 1,
             cuda=cuda,
-            subnet=fabric.subnet,
+            subnet=self.contract.subnet(self.fabric),
             interface=self.contract.interface(self.contract.head, self.fabric),
             transport=fabric.transport,
             spec=self.executor.install(self.names, spec),
@@ -268,7 +268,7 @@ class Communication:
     def topology(self) -> list[dict[str, Any]]:
         """The topology of every node, with its neighbour in the ring."""
         self.progress.now("cases", "reading the topology")
-        words = ["python3", worker_files.folder(), "topology", self.contract.fabrics[self.fabric].subnet]
+        words = ["python3", worker_files.folder(), "topology", self.contract.subnet(self.fabric)]
         argvs = {name: ssh.as_training_account(self.contract, name, words) for name in self.names}
         rows = []
         for (name, done), to in zip(ssh.gather(argvs).items(), [*self.names[1:], self.names[0]], strict=True):

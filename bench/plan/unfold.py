@@ -45,7 +45,7 @@ def transport_of(cluster: Contract | None, fabric: str) -> TransportName:
 
 def one_job(cluster: Contract | None) -> bool:
     """GPULab's mode 1xN: plan.nodes then counts the GPUs of a single job."""
-    return cluster is not None and cluster.provider == "gpulab" and len(cluster.nodes) == 1
+    return cluster is not None and cluster.executor == "gpulab" and len(cluster.nodes) == 1
 
 
 def engine_of(plan: Plan, cluster: Contract | None, engine: str, fabric: str, tuned: Tuned) -> str:

@@ -115,7 +115,7 @@ def requirements(name: str) -> str:
 
 def make(args: argparse.Namespace, contract: Contract, variables: dict[str, str]) -> Request:
     """Check every option against the cluster. Raises UserError in one line."""
-    if contract.provider == "gpulab":
+    if contract.executor == "gpulab":
         raise UserError("--env: GPULab has jobs and no nodes to run a script on; use another environment")
     if contract.storage.backend == "none":
         raise UserError("cluster.storage.backend: none, but a run needs a folder that all nodes share; choose another")
@@ -183,7 +183,7 @@ def launch(
         engine="ddp" if request.engine == "ddp" else horovod,
         hosts=tuple(hosts),
         slots=request.slots,
-        subnet=fabric.subnet,
+        subnet=contract.subnet(name),
         interface=contract.interface(contract.head, name),
         transport=fabric.transport,
         words=tuple(words),

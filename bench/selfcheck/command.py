@@ -43,7 +43,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     state = State.existing(args.env)
     contract = read_output(state)
-    if contract.provider == "gpulab":
+    if contract.executor == "gpulab":
         raise UserError("--env: GPULab has jobs and no nodes to check; use make bench")
     with state.locked():
         return examine(args, state, contract)

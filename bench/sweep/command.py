@@ -85,8 +85,8 @@ def measure(args: argparse.Namespace, state: State) -> int:
     plan = plan_for(args, contract, state)
     executor = executors.make(contract, args.env)
     contract = executor.contract
-    if args.timeline and isinstance(executor, executors.GpulabExecutor):
-        raise UserError("--timeline: not available on GPULab; remove it")
+    if args.timeline and not executor.has_nodes:
+        raise UserError(f"--timeline: the nodes of executor {contract.executor} cannot be read; remove it")
     efa.require(contract, plan.fabrics, contract.compute[: max(plan.nodes)], plan.device == "cuda")
     name = args.run or name + executor.suffix
     if args.fresh:
@@ -98,7 +98,7 @@ def measure(args: argparse.Namespace, state: State) -> int:
     sweep = Sweep(plan, folder, executor, tuning.load(args.env), evidence.read(state), check=not args.no_check)
     before, begin = len(folder.trials()), time.monotonic()
     spent = sweep.run()
-    if cluster.features.monitoring and isinstance(executor, executors.SshExecutor) and len(folder.trials()) > before:
+    if cluster.features.monitoring and executor.has_nodes and len(folder.trials()) > before:
         monitoring.save(contract, folder, begin, time.monotonic())
     if args.timeline:
         sweep.capture_timeline()

@@ -1,4 +1,7 @@
-"""Executors run a launch: on nodes over SSH, or as jobs on GPULab. Its command prints the worker's output."""
+"""Executors run a launch: on nodes over SSH, or as jobs on GPULab. Its command prints the worker's output.
+
+The contract's `executor` names the one of a cluster.
+"""
 
 from __future__ import annotations
 
@@ -29,6 +32,7 @@ MAX_VARIABLE_BYTES = 100_000
 class Executor(Protocol):
     contract: Contract
     grace: float  # timeout in seconds for ending a launch
+    has_nodes: bool  # whether one can log in to nodes, and read what is on them
     suffix: str  # of the run's name, to keep the results of different modes apart
 
     def offline(self, names: list[str]) -> list[str]: ...
@@ -42,6 +46,7 @@ class SshExecutor:
     """Starts the launcher on the head, under a supervisor that ends it when this process ends."""
 
     grace = 15.0
+    has_nodes = True
     suffix = ""
 
     def __init__(self, contract: Contract) -> None:
@@ -80,6 +85,7 @@ class GpulabExecutor:
     """Runs each launch as a set of jobs. Their image contains the worker, which must have our version."""
 
     grace = 300.0
+    has_nodes = False
 
     def __init__(self, contract: Contract, env: str) -> None:
         self.state, self.cluster = State(env), State(env).cluster()
@@ -138,7 +144,7 @@ class GpulabExecutor:
 
 
 def make(contract: Contract, env: str) -> SshExecutor | GpulabExecutor:
-    return GpulabExecutor(contract, env) if contract.provider == "gpulab" else SshExecutor(contract)
+    return GpulabExecutor(contract, env) if contract.executor == "gpulab" else SshExecutor(contract)
 
 
 def size(contract: Contract, cluster: Cluster) -> int:

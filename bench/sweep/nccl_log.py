@@ -80,11 +80,10 @@ class Log:
         return {name: size / total for name, size in self.algorithm_bytes.items()} if total else {otherwise: 1.0}
 
     def on_fabric(self, name: str, address: str) -> bool:
-        """By its address: the card has other names on other hosts. GPULab's jobs share no subnet, only a name."""
-        subnet = ipaddress.ip_network(self.subnet)
-        if subnet.prefixlen == 0:
+        """By its address: the card has other names on other hosts. Jobs that share no subnet have only its name."""
+        if not self.subnet:
             return name == self.interface
-        return address != "" and ipaddress.ip_address(address) in subnet
+        return address != "" and ipaddress.ip_address(address) in ipaddress.ip_network(self.subnet)
 
     def problem(self) -> str | None:
         """One line on the first host whose NCCL did not use the fabric; None if all did."""

@@ -121,7 +121,7 @@ class Sweep:
             engine=group.engine,
             hosts=tuple(self.names[: group.nodes]),
             slots=group.points[0].gpus_per_node,
-            subnet=fabric.subnet,
+            subnet=self.contract.subnet(name),
             interface=self.contract.interface(self.contract.head, name),
             transport=fabric.transport,
             spec=file,

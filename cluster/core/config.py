@@ -15,7 +15,7 @@ import yaml
 from pydantic import Field, model_validator
 
 from cluster.core import files, paths, prices, sections
-from cluster.core.contract import Contract, Fabric, Node, Ssh, Storage
+from cluster.core.contract import Contract, ExecutorName, Fabric, Node, Storage
 from cluster.core.errors import UserError
 from cluster.core.sections import Section, Subnet
 
@@ -114,6 +114,11 @@ class Cluster(Section):
                 raise ValueError(f"admin_cidrs: {cidr} opens SSH to the world; {fix}")
         return self
 
+    @property
+    def executor(self) -> ExecutorName:
+        """As terraform/modules/contract and terraform/<provider> decide it."""
+        return "gpulab" if self.gpulab else "ssh"
+
     def gpus(self) -> list[int]:
         """GPUs of each node, the head first."""
         if self.baremetal:
@@ -138,21 +143,19 @@ class Cluster(Section):
             name: Node(
                 index=index,
                 role="worker" if index else "head",
-                management_address="",
-                fabric_addresses={},
                 gpus=gpus[index],
                 gpu_model=self.gpu_model,
             )
             for index, name in enumerate(names)
         }
         fabrics = {
-            name: Fabric(interface="", subnet="", **one.model_dump(include={"rate_gbps", "transport", "shaped"}))
+            name: Fabric(**one.model_dump(include={"rate_gbps", "transport", "shaped"}))
             for name, one in self.fabrics.items()
         }
         return Contract(
             name=self.name,
             provider=self.provider,
-            ssh=Ssh(user="", key="", known_hosts=""),
+            executor=self.executor,
             nodes=nodes,
             fabrics=fabrics,
             active_fabric=self.active_fabric,

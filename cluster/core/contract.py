@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from cluster.core.errors import InfraError, one_line
+from cluster.core.errors import InfraError, UserError, one_line
 
 # How a fabric sends bytes: sockets, RDMA over InfiniBand or RoCE, or Amazon's Elastic Fabric Adapter.
 TransportName = Literal["tcp", "verbs", "efa"]
 StorageBackend = Literal["none", "glusterfs", "nfs", "existing"]
+# Who starts programs on the nodes. The rest of the product asks this, and never the provider's name.
+ExecutorName = Literal["ssh", "gpulab"]
 
 
 class Part(BaseModel):
@@ -18,7 +20,7 @@ class Part(BaseModel):
 
 
 class Ssh(Part):
-    user: str
+    user: str = Field(min_length=1)
     key: str
     known_hosts: str
     jump_host: str | None = None
@@ -28,8 +30,8 @@ class Ssh(Part):
 class Node(Part):
     index: int
     role: Literal["head", "worker"]
-    management_address: str
-    fabric_addresses: dict[str, str]
+    management_address: str | None = None
+    fabric_addresses: dict[str, str] = {}
     gpus: int
     gpu_model: str
     # fabric -> its card on this node, where it differs from the fabric's `interface`
@@ -37,8 +39,10 @@ class Node(Part):
 
 
 class Fabric(Part):
-    interface: str
-    subnet: str
+    # "" until a deploy has found it
+    interface: str = ""
+    # None where nodes get an address of any network when they start
+    subnet: str | None = None
     rate_gbps: float
     transport: TransportName
     shaped: bool
@@ -53,7 +57,9 @@ class Storage(Part):
 class Contract(Part):
     name: str
     provider: str
-    ssh: Ssh
+    executor: ExecutorName = "ssh"
+    # None where nobody can log in to the nodes
+    ssh: Ssh | None = None
     nodes: dict[str, Node]
     fabrics: dict[str, Fabric]
     active_fabric: str
@@ -79,6 +85,23 @@ class Contract(Part):
         return self.nodes[node].interfaces.get(fabric, self.fabrics[fabric].interface)
 
     @property
+    def login(self) -> Ssh:
+        """How to log in to the nodes."""
+        if self.ssh is None:
+            raise UserError(f"provider {self.provider}: its nodes run jobs, and nobody can log in to them")
+        return self.ssh
+
+    def address(self, node: str) -> str:
+        """Where a node's SSH server listens."""
+        if (found := self.nodes[node].management_address) is None:
+            raise UserError(f"provider {self.provider}: node {node} has no address to log in to")
+        return found
+
+    def subnet(self, fabric: str) -> str:
+        """The address range of a fabric; "" if it has none."""
+        return self.fabrics[fabric].subnet or ""
+
+    @property
     def head(self) -> str:
         return next(name for name, node in self.ordered() if node.role == "head")
 
@@ -87,7 +110,7 @@ def parse(value: object) -> Contract:
     try:
         contract = Contract.model_validate(value)
     except ValidationError as error:
-        raise InfraError(f"Terraform output {one_line(error, 'cluster')}") from None
+        raise InfraError(f"Terraform output {one_line(error, 'cluster')}; deploy again") from None
     heads = [name for name, node in contract.nodes.items() if node.role == "head"]
     if len(heads) != 1:
         raise InfraError(f"Terraform output cluster.nodes: expected one head, got {heads}")

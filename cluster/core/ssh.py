@@ -25,16 +25,16 @@ def connection_options(known_hosts: str | Path, jump_host: str | None = None, *,
 
 def options(contract: Contract) -> list[str]:
     """The options of a connection to a deployed node; Ansible uses them too."""
-    found = connection_options(contract.ssh.known_hosts, contract.ssh.jump_host)
-    return found if contract.ssh.port == 22 else [*found, "-o", f"Port={contract.ssh.port}"]
+    found = connection_options(contract.login.known_hosts, contract.login.jump_host)
+    return found if contract.login.port == 22 else [*found, "-o", f"Port={contract.login.port}"]
 
 
 def argv(contract: Contract, node: str, *command: str, batch: bool = True) -> list[str]:
-    words = ["ssh", *ALIVE, "-i", contract.ssh.key, *options(contract), "-o", "ConnectTimeout=5"]
+    words = ["ssh", *ALIVE, "-i", contract.login.key, *options(contract), "-o", "ConnectTimeout=5"]
     # Never a connection that somebody else opened: with its key gone it would still work.
     words += ["-o", "ControlPath=none"]
     words += ["-o", "BatchMode=yes"] if batch else []
-    return [*words, f"{contract.ssh.user}@{contract.nodes[node].management_address}", *command]
+    return [*words, f"{contract.login.user}@{contract.address(node)}", *command]
 
 
 def as_training_account(contract: Contract, node: str, words: Sequence[str]) -> list[str]:

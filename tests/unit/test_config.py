@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 from cluster import cli, image, roles
-from cluster.core import config, state
-from cluster.core.errors import UserError
+from cluster.core import config, contract, ssh, state
+from cluster.core.errors import InfraError, UserError
 from cluster.core.state import State, terraform_binary, write_file
 
 GOOD = yaml.safe_load(config.cluster_file("local").read_text())["cluster"]
@@ -259,3 +259,17 @@ def test_terraform_is_tested_with_completed_files(path):
     found = yaml.safe_load(path.read_text())["cluster"]
     loose = {"fabrics": {}, "baremetal": None}
     assert shape(found | loose) == shape(base | loose)
+
+
+def test_jobs_have_no_login_and_say_so() -> None:
+    planned = config.load("gpulab").planned()
+    assert (planned.executor, planned.ssh) == ("gpulab", None)
+    with pytest.raises(UserError, match=r"provider gpulab: .* nobody can log in"):
+        ssh.argv(planned, planned.head, "true")
+
+
+def test_contract_of_an_earlier_version_with_an_empty_login_asks_for_a_deploy() -> None:
+    earlier = config.load("gpulab").planned().model_dump()
+    earlier["ssh"] = {"user": "", "key": "", "known_hosts": ""}
+    with pytest.raises(InfraError, match=r"cluster\.ssh\.user: .*deploy again"):
+        contract.parse(earlier)

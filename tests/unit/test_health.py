@@ -54,6 +54,7 @@ def test_proof_starts_ranks_as_a_sweep_does(monkeypatch: pytest.MonkeyPatch, eng
     names = ["head", "w1", "w2"][:count]
     fabric = Fabric(interface="fabric0", subnet="10.9.1.0/24", rate_gbps=1, transport="tcp", shaped=True)
     fabrics = {"active_fabric": "1g", "fabrics": {"1g": fabric}, "interface": lambda node: "fabric0"}
+    fabrics |= {"subnet": lambda name: fabric.subnet}
     contract = SimpleNamespace(**fabrics, provider="local")
     spec = launch.SpecFile("/spec", "0")
     sweep = launch.argv(
@@ -72,7 +73,6 @@ def test_proof_starts_ranks_as_a_sweep_does(monkeypatch: pytest.MonkeyPatch, eng
 
 def test_commands_never_use_a_connection_that_is_open_already() -> None:
     """Ansible's connections outlive the key that opened them."""
-    node = SimpleNamespace(management_address="10.9.0.10")
     keys = SimpleNamespace(user="ops", key="/key", known_hosts="/known", jump_host=None, port=2222)
-    words = ssh.argv(SimpleNamespace(ssh=keys, nodes={"w1": node}), "w1", "true")
+    words = ssh.argv(SimpleNamespace(login=keys, address=lambda name: "10.9.0.10"), "w1", "true")
     assert {"ControlPath=none", "Port=2222"} <= set(words)

@@ -216,11 +216,11 @@ class Aws(Provider):
     def wait_for_ssh(self, contract: Contract, progress: Progress) -> None:
         self.pin_host_keys(contract, progress)
         deadline = time.monotonic() + SSH_TIMEOUT
-        for name, node in contract.ordered():
+        for name, _ in contract.ordered():
             progress.now("nodes", f"waiting for SSH on node {name}")
-            if not ssh_server.wait_for(node.management_address, self.cluster.ports.ssh, deadline - time.monotonic()):
+            if not ssh_server.wait_for(contract.address(name), self.cluster.ports.ssh, deadline - time.monotonic()):
                 fix = "check that cluster.admin_cidrs contains the address you connect from"
-                raise InfraError(f"node {name}: no SSH on {node.management_address}; {fix}")
+                raise InfraError(f"node {name}: no SSH on {contract.address(name)}; {fix}")
         progress.now("nodes", "")
 
     def pin_host_keys(self, contract: Contract, progress: Progress) -> None:
@@ -232,12 +232,12 @@ class Aws(Provider):
         keys = {words[-1]: " ".join(words[1:3]) for words in map(str.split, known)}
         instances = self.instances()
         lines = []
-        for name, node in contract.ordered():
+        for name, _ in contract.ordered():
             identifier = instances[name]["InstanceId"]
             if identifier not in keys:
                 progress.now("nodes", f"waiting for the host key of node {name} on its console")
                 keys[identifier] = self._read_console_key(name, identifier)
-            lines.append(f"{node.management_address} {keys[identifier]} {identifier}\n")
+            lines.append(f"{contract.address(name)} {keys[identifier]} {identifier}\n")
         self.state.known_hosts.write_text("".join(lines))
 
     def _read_console_key(self, name: str, identifier: str) -> str:

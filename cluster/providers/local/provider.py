@@ -124,7 +124,7 @@ class Local(Provider):
                 progress(f"node {name} is missing: creating it again")
                 replace.append(self.address(name))
                 continue
-            current, address = states[name].state, one.management_address
+            current, address = states[name].state, contract.address(name)
             verb = {"paused": "unpause", "running": "restart"}.get(current, "start")
             if current == "running":
                 if ssh_server.wait_for(address, self.cluster.ports.ssh, ANSWER_SECONDS):

@@ -62,7 +62,7 @@ run "contract_has_the_shape_of_every_root" {
   command = plan
 
   assert {
-    condition     = keys(output.cluster) == ["active_fabric", "fabrics", "name", "nodes", "provider", "ssh", "storage"]
+    condition     = keys(output.cluster) == ["active_fabric", "executor", "fabrics", "name", "nodes", "provider", "ssh", "storage"]
     error_message = "the contract is the output, got ${join(", ", keys(output.cluster))}"
   }
 }

@@ -32,7 +32,16 @@ run "unknown_mode_is_refused" {
 
 run "contract_has_the_shape_of_every_root" {
   assert {
-    condition     = keys(output.cluster) == ["active_fabric", "fabrics", "name", "nodes", "provider", "ssh", "storage"]
+    condition     = keys(output.cluster) == ["active_fabric", "executor", "fabrics", "name", "nodes", "provider", "ssh", "storage"]
     error_message = "the output is the contract, got ${join(", ", keys(output.cluster))}"
+  }
+}
+
+run "nobody_logs_in_to_a_job" {
+  assert {
+    condition = output.cluster.executor == "gpulab" && output.cluster.ssh == null && alltrue([
+      for node in output.cluster.nodes : node.management_address == null && length(node.fabric_addresses) == 0
+    ])
+    error_message = "a job has no login and no address, got ${jsonencode(output.cluster)}"
   }
 }

@@ -9,7 +9,8 @@ variable "cluster" {
 }
 
 variable "ssh" {
-  description = "how to log in to the nodes"
+  description = "how to log in to the nodes; null: nobody can"
+  default     = null
   type = object({
     user        = string
     key         = string
@@ -19,14 +20,25 @@ variable "ssh" {
   })
 }
 
+variable "executor" {
+  description = "who starts programs on the nodes"
+  type        = string
+  default     = "ssh"
+
+  validation {
+    condition     = contains(["ssh", "gpulab"], var.executor)
+    error_message = "executor must be ssh or gpulab."
+  }
+}
+
 variable "nodes" {
   description = "name -> node; null before there are any"
   nullable    = true
   type = map(object({
     index              = number
     role               = string
-    management_address = string
-    fabric_addresses   = map(string)
+    management_address = optional(string)
+    fabric_addresses   = optional(map(string), {})
     gpus               = number
     gpu_model          = string
     interfaces         = optional(map(string), {})
@@ -43,10 +55,10 @@ variable "nodes" {
 }
 
 variable "networks" {
-  description = "fabric -> its interface and subnet on the nodes; shaped overrides cluster.yml"
+  description = "fabric -> its interface and subnet on the nodes, where they are known; shaped overrides cluster.yml"
   type = map(object({
-    interface = string
-    subnet    = string
+    interface = optional(string, "")
+    subnet    = optional(string)
     shaped    = optional(bool)
   }))
 }
@@ -56,6 +68,7 @@ output "cluster" {
   value = var.nodes == null ? null : {
     name     = var.cluster.name
     provider = var.cluster.provider
+    executor = var.executor
     ssh      = var.ssh
     nodes    = var.nodes
     fabrics = {
@@ -76,8 +89,8 @@ output "cluster" {
   }
 
   precondition {
-    condition     = var.nodes == null ? true : alltrue([for node in values(var.nodes) : toset(keys(node.fabric_addresses)) == toset(keys(var.cluster.fabrics))])
-    error_message = "Every node needs an address on every fabric."
+    condition     = var.nodes == null || var.ssh == null ? true : alltrue([for node in values(var.nodes) : toset(keys(node.fabric_addresses)) == toset(keys(var.cluster.fabrics))])
+    error_message = "Every node that one can log in to needs an address on every fabric."
   }
   precondition {
     condition     = contains(keys(var.cluster.fabrics), var.cluster.active_fabric)

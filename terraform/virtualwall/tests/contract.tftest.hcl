@@ -31,7 +31,7 @@ run "contract_is_made_of_what_was_found" {
 
 run "contract_has_the_shape_of_every_root" {
   assert {
-    condition     = keys(output.cluster) == ["active_fabric", "fabrics", "name", "nodes", "provider", "ssh", "storage"]
+    condition     = keys(output.cluster) == ["active_fabric", "executor", "fabrics", "name", "nodes", "provider", "ssh", "storage"]
     error_message = "the output is the contract, got ${join(", ", keys(output.cluster))}"
   }
 }
