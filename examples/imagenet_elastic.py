@@ -67,6 +67,7 @@ def train(committed, args, order, pictures, test, test_numbers, half, device):
     batches = iter(recipe.loader(pictures, order.micro_batches_of(rank, size, state.step, last), args))
     log = recipe.Log(rank, state)
     loss_sum, seen = torch.zeros((), device=device), 0
+    start = checksum(state.model) if args.trace else 0
     while state.step < last:
         step, total = state.step, order.step_size(state.step)
         rate = recipe.learning_rate(args, step, order.steps_per_epoch)
@@ -74,7 +75,7 @@ def train(committed, args, order, pictures, test, test_numbers, half, device):
         seen += total
         used = [number for _ in range(mine) for _, number in next(numbers)]
         if args.trace:
-            trace(committed, step, used)
+            trace(committed, start, step, used)
         if state.step % order.steps_per_epoch == 0 or state.step == last:
             loss = hvd.allreduce(loss_sum, op=hvd.Sum, name="loss").item() / seen
             values = {"nodes": size, "images_per_second": log.rate(seen), "training_loss": round(loss, 4)}
@@ -92,13 +93,19 @@ def train(committed, args, order, pictures, test, test_numbers, half, device):
             committed.check_host_updates()
 
 
-def trace(committed, step, used):
-    """One line per step and process: when, with whom, on which images, and a checksum of the weights."""
+def checksum(model):
     weights = 0
-    for value in committed.state.model.state_dict().values():
-        weights = zlib.crc32(value.cpu().numpy().tobytes(), weights)
+    for value in model.parameters():
+        weights = zlib.crc32(value.detach().cpu().numpy().tobytes(), weights)
+    return weights
+
+
+def trace(committed, start, step, used):
+    """One line per step and process: when, with whom, on which images, and checksums of the weights at the start of the
+    generation and after the step."""
     row = {"time": time.time(), "step": step, "generation": committed.generation}
-    row |= {"rank": hvd.rank(), "size": hvd.size(), "images": used, "weights": weights}
+    row |= {"rank": hvd.rank(), "size": hvd.size(), "images": used}
+    row |= {"start": start, "weights": checksum(committed.state.model)}
     recipe.OUTPUT.mkdir(parents=True, exist_ok=True)
     with (recipe.OUTPUT / f"trace-{os.uname().nodename}.{hvd.local_rank()}.jsonl").open("a") as file:
         file.write(json.dumps(row) + "\n")

@@ -111,7 +111,7 @@ class Measurement:
             str(ROOT / "examples"),
         ]
         args = parser.parse_args([*options, "--", *words])
-        asked = request.make(args, self.contract, {})
+        asked = request.make(args, self.contract, request.split_env(args.env)[1])
         run_command.carry_out(args, self.env, self.state, self.contract, asked)
         return Live(self.contract, asked.id)
 

@@ -16,7 +16,10 @@ WINDOW = 10.0
 
 @dataclass(frozen=True)
 class Row:
-    """generation counts how often processes started from a common state: a step may be done again in a later one."""
+    """generation counts how often processes started from a common state: a step may be done again in a later one.
+
+    start and weights are checksums of the weights: at the start of the generation, and after the step.
+    """
 
     place: str
     time: float
@@ -25,6 +28,7 @@ class Row:
     rank: int
     size: int
     images: tuple[int, ...]
+    start: int
     weights: int
 
     @property
@@ -72,8 +76,10 @@ def kept(rows: Iterable[Row]) -> dict[int, list[Row]]:
 
 
 def problems(rows: Iterable[Row], images: Iterable[int], steps_per_epoch: int) -> list[str]:
-    """Steps whose processes do not agree, and epochs, complete ones, that do not use every image once."""
-    found, epochs = [], defaultdict(list)
+    """Steps whose processes do not agree, starts from other weights than the last commit's, and epochs, complete ones,
+    that do not use every image once."""
+    rows = list(rows)
+    found, epochs = wrong_starts(rows), defaultdict(list)
     expected = Counter(images)
     for step, done in kept(rows).items():
         if sorted(row.rank for row in done) != list(range(done[0].size)):
@@ -88,6 +94,20 @@ def problems(rows: Iterable[Row], images: Iterable[int], steps_per_epoch: int) -
             found.append(f"epoch {epoch}: {wrong[0]} images too many, {wrong[1]} missing")
         if len(steps) != steps_per_epoch and epoch != max(epochs):
             found.append(f"epoch {epoch}: {len(steps)} of {steps_per_epoch} steps")
+    return found
+
+
+def wrong_starts(rows: Sequence[Row]) -> list[str]:
+    """Generations that did not start, on all processes, from the weights after the step before their first."""
+    found = []
+    for generation in sorted({row.generation for row in rows}):
+        own = [row for row in rows if row.generation == generation]
+        first = min(row.step for row in own)
+        earlier = [row for row in rows if row.generation < generation and row.step == first - 1]
+        last = max((row.generation for row in earlier), default=0)
+        committed = {row.weights for row in earlier if row.generation == last} or {own[0].start}
+        if {row.start for row in own} != committed:
+            found.append(f"generation {generation}: it did not start from the weights after step {first - 1}")
     return found
 
 

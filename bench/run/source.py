@@ -47,8 +47,10 @@ def write(folder: Path, chosen: Sequence[Path], out: IO[bytes]) -> None:
 
 def check_words(folder: Path, words: Sequence[str]) -> None:
     """Refuse a script that is not in the folder: every rank would fail on it."""
-    if not words:
-        raise UserError("COMMAND: missing; write it after --, as in `bench run -- python train.py`")
+    # `make run` without SCRIPT gives python an empty word.
+    if not words or list(words[1:]) == [""]:
+        example = "`bench run -- python train.py` or `make run SCRIPT=train.py`"
+        raise UserError(f"COMMAND: missing; write it after --, as in {example}")
     script = next((word for word in words[1:] if not word.startswith("-")), None)
     if Path(words[0]).name.startswith("python"):
         if script and script.endswith(".py") and words[1] == script and not (folder / script).is_file():

@@ -103,13 +103,25 @@ def test_script_runs_on_both_nodes_and_its_output_comes_back(folder, engine):
     assert nothing_runs()
 
 
-def test_packages_of_a_requirements_file_are_on_every_node(folder):
+def test_own_project_goes_from_data_and_a_requirements_file_to_a_fetched_model(folder, tmp_path):
+    """tests/long/test_journey.py trains on the data."""
+    (tmp_path / "tiny").mkdir()
+    (tmp_path / "tiny/data").write_text("12345")
+    cluster("put", str(tmp_path / "tiny"), "datasets", env=ENV)
     (folder / "packages.txt").write_text("humanize\n")
-    text = "import os, humanize, torch; print(os.environ['RANK'], humanize.intcomma(12345), humanize.__file__)"
-    (folder / "packages.py").write_text(text)
+    (folder / "packages.py").write_text(
+        "import os, humanize, torch\n"
+        "rank, number = os.environ['RANK'], int(open(os.environ['RUN_DATA'] + '/tiny/data').read())\n"
+        "print(rank, humanize.intcomma(number), humanize.__file__)\n"
+        "torch.save(number, os.environ['RUN_OUTPUT'] + '/model' + rank)\n"
+    )
     chosen = ("--requirements", str(folder / "packages.txt"))
     done = run(*words(folder, *chosen, "--all-ranks", "--", "python", "packages.py"))
     assert "0 12,345 /shared/venvs/" in done.stdout and "1 12,345 /shared/venvs/" in done.stdout
+    run(BIN / "bench", "runs", "fetch", "latest", "--env", ENV)
+    last = max(RUNS.iterdir())
+    cluster("get", f"runs/{last.name}/out/model1", str(tmp_path), env=ENV)
+    assert (tmp_path / "model1").read_bytes() == (last / "out/model1").read_bytes() != b""
     (folder / "packages.txt").write_text("torch==1.0\n")
     refused = run(*words(folder, *chosen, "--", "python", "packages.py"), ok=False)
     assert refused.returncode == 2 and "torch==1.0" in refused.stderr

@@ -19,10 +19,12 @@ from cluster.core.errors import UserError
 STEPS, IMAGES = 4, range(12)
 
 
-def step(number: int, time: float, size: int, generation: int) -> list[Row]:
+def step(number: int, time: float, size: int, generation: int, first: int = 0) -> list[Row]:
+    """The weights after a step are seven times its number."""
     used = [image for image in IMAGES if image % STEPS == number % STEPS]
+    weights = (7 * (first - 1), 7 * number)
     return [
-        Row(f"n{rank}.0", time + rank / 100, number, generation, rank, size, tuple(used[rank::size]), 7 * number)
+        Row(f"n{rank}.0", time + rank / 100, number, generation, rank, size, tuple(used[rank::size]), *weights)
         for rank in range(size)
     ]
 
@@ -34,7 +36,7 @@ def undisturbed() -> list[Row]:
 def disturbed() -> list[Row]:
     """A process is lost at 3.5 s, after step 3. The others go on at 9 s from step 2."""
     before = [row for number in range(4) for row in step(number, float(number), 3, 1)]
-    return before + [row for number in range(2, 8) for row in step(number, 7.0 + number, 2, 2)]
+    return before + [row for number in range(2, 8) for row in step(number, 7.0 + number, 2, 2, first=2)]
 
 
 def test_recovery_says_what_a_fault_cost() -> None:
@@ -71,6 +73,7 @@ def changed(**values: object) -> list[Row]:
     ("rows", "problem"),
     [
         (changed(weights=1), "step 6: the weights differ between ranks"),
+        (changed(start=1), "generation 2: it did not start from the weights after step 1"),
         (changed(images=(0,)), "epoch 1: 1 images too many, 1 missing"),
         (disturbed()[:-1], "step 7: ranks [0] of 2"),
         ([row for row in disturbed() if row.step != 1], "epoch 0: 3 of 4 steps"),

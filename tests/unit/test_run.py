@@ -75,6 +75,7 @@ def test_words_after_the_dashes_are_the_scripts_own(folder: Path) -> None:
         (nodes(2, storage="none"), ("--", "python", "train.py"), "cluster.storage.backend"),
         (nodes(2, gpus=4), ("--gpus-per-node", "8", "--", "python", "train.py"), "--gpus-per-node"),
         (nodes(2), (), "COMMAND"),
+        (nodes(2), ("--", "python", ""), "COMMAND"),
         (nodes(2), ("--then", "destroy", "--detach", "--", "python", "train.py"), "--then destroy"),
         (nodes(2), ("--each-nodes", "1", "--", "python", "train.py"), "--each-nodes"),
         (nodes(2), ("--grid", "lr=0.1,../x", "--", "python", "train.py"), "--grid"),
