@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from bench import words
-from bench.explain import diagnosis, roofline, verdict, weakest_link, whatif
+from bench.explain import diagnosis, recurrent, roofline, verdict, weakest_link, whatif
 from bench.explain.diagnosis import LINK_FULL, Diagnosis
-from bench.parse import named_path
+from bench.parse import counts, named_path
 from bench.results.points import MergedPoint
 from bench.results.runs import Run, find_trial, load
 from bench.results.trial import Trial
@@ -26,7 +26,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("target", metavar="RUN|TRIAL", nargs="?", default="latest", help=target)
     capacity = "capacity of a stage per node, such as storage=200MB/s or decode=180images/s"
     parser.add_argument("--capacity", metavar="NAME=VALUE", action="append", default=[], help=capacity)
-    parser.add_argument("--gpu", help="device for the roofline, if the trial does not name one")
+    layer = "explain a recurrent layer instead of a run: rnn, gru or lstm and its hidden units, such as lstm:1024"
+    parser.add_argument("--roofline", metavar="LAYER", help=layer)
+    sizes = ",".join(map(str, recurrent.BATCHES))
+    parser.add_argument("--batch", metavar="LIST", help=f"sequences per time step, for --roofline (default {sizes})")
+    parser.add_argument("--gpu", help="device for the roofline, if the trial does not name one (LAYER: default p100)")
     parser.add_argument("--plot", type=named_path, metavar="FILE", help="write the roofline as a .png or .svg file")
     parser.add_argument("--json", action="store_true", help="print everything as JSON")
 
@@ -42,12 +46,29 @@ class Change:
 def run(args: argparse.Namespace) -> int:
     if args.plot is not None and args.plot.suffix not in (".png", ".svg"):
         raise UserError(f"--plot: {args.plot.name} is neither .png nor .svg; use one of these suffixes")
+    if args.roofline is not None:
+        return explain_layer(args)
+    if args.batch is not None:
+        raise UserError("--batch: only --roofline LAYER has batches to choose; remove it")
     given = dict(weakest_link.parse_capacity(text) for text in args.capacity)
     found = find_trial(args.target)
     report = explain_trial(*found, given, args.gpu) if found else explain_run(load(args.target), given, args.gpu)
     if args.plot is not None:
         draw(report.get("trial"), found[0] if found else load(args.target), args.gpu, args.plot)
     print(json.dumps(report, indent=2) if args.json else as_text(report))
+    return 0
+
+
+def explain_layer(args: argparse.Namespace) -> int:
+    cell, device = recurrent.parse(args.roofline), recurrent.chip(args.gpu or "p100")
+    batches = counts(args.batch, "--batch") if args.batch is not None else recurrent.BATCHES
+    report = recurrent.explain(cell, device, batches)
+    if args.plot is not None:
+        try:
+            recurrent.draw(cell, device, batches, args.plot)
+        except OSError as error:
+            raise InfraError(f"--plot: cannot write {args.plot}: {error.strerror}") from error
+    print(json.dumps(report, indent=2) if args.json else recurrent.as_text(report))
     return 0
 
 
