@@ -206,7 +206,7 @@ def draw(cell: Cell, device: Chip, batches: Sequence[int], path: Path) -> None:
     from bench import charts
 
     colour = alt.Color("weights:N", title=None, scale=charts.colour_scale(["read in every step", "kept on chip"]))
-    dots = [
+    dots: list[dict[str, Any]] = [
         {"x": one.flop_per_byte, "y": one.tflops, "weights": label, "batch": row.batch}
         for row in rows(cell, device, batches)
         for label, one in (("read in every step", row.reload), ("kept on chip", row.kept))
