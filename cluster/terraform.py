@@ -112,7 +112,7 @@ class Root:
             self._checked("init", self._terraform.init(input=False, no_color=IsFlagged))
 
     def _options(self) -> dict[str, Any]:
-        write_file(self.cluster_file, self.cluster.text())
+        write_file(self.cluster_file, self.cluster.with_rates(self.provider.rates()).text())
         shared = {"cluster_file": str(self.cluster_file), "state_dir": str(self.state.dir)}
         variables = shared | self.provider.variables()
         return {"state": str(self.state.tfstate), "input": False, "no_color": IsFlagged, "var": variables}

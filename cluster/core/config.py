@@ -23,6 +23,8 @@ ROOT = paths.ROOT
 MAX_NODES = 64
 # A shorter prefix counts as the whole internet: 0.0.0.0/1 and 128.0.0.0/1 together are all of it.
 SHORTEST_PREFIX = 8
+# Of existing machines with `rate_gbps: auto`, for plans before the first deploy.
+ASSUMED_GBPS = 10.0
 
 
 class Release(NamedTuple):
@@ -106,6 +108,14 @@ class Cluster(Section):
             # The bridge between containers has no link rate of its own.
             if self.provider == "local" and "shaped" not in fabric.model_fields_set:
                 fabric.shaped = True
+            if fabric.rate_gbps == "auto" and (fabric.shaped or self.provider not in ("aws", "baremetal")):
+                why = (
+                    "a shaped fabric is limited to a number" if fabric.shaped else "only aws and baremetal find it out"
+                )
+                raise ValueError(f"fabrics.{key}.rate_gbps: auto: {why}; write the rate in Gbit/s")
+            if fabric.rate_gbps == "auto" and (most := self.assumed_rate(fabric)) > sections.FASTEST_GBPS:
+                why = f"the nodes have {most:g} Gbit/s on several cards"
+                raise ValueError(f"fabrics.{key}.rate_gbps: auto: {why}; write the rate of one, at most 800")
         for cidr in self.admin_cidrs:
             if self.provider == "aws" and ":" in cidr:
                 raise ValueError(f"admin_cidrs: {cidr} is IPv6, which the EC2 network has not; write an IPv4 network")
@@ -133,6 +143,23 @@ class Cluster(Section):
         """The completed cluster.yml."""
         return yaml.safe_dump({"cluster": self.model_dump(mode="json")}, sort_keys=False)
 
+    def with_rates(self, found: Mapping[str, float]) -> Cluster:
+        """With a number where cluster.yml says `rate_gbps: auto`: the one that was found, or else an assumption."""
+        changed = {
+            name: fabric.model_copy(update={"rate_gbps": found.get(name) or self.assumed_rate(fabric)})
+            for name, fabric in self.fabrics.items()
+            if fabric.rate_gbps == "auto"
+        }
+        return self.model_copy(update={"fabrics": {**self.fabrics, **changed}})
+
+    def assumed_rate(self, fabric: sections.Fabric) -> float:
+        if not self.aws:
+            return ASSUMED_GBPS
+        # terraform/aws gives nodes more than one card only in a subnet that exists, and TCP uses the first one.
+        all_cards = fabric.transport == "efa" and self.aws.subnet_id
+        kinds = [prices.types()[one] for one in {self.aws.instance_type, self.aws.head_type or self.aws.instance_type}]
+        return min(one.gbps if all_cards else one.card_gbps for one in kinds)
+
     def planned(self) -> Contract:
         """The contract that a deploy would give, without addresses: plans are checked against it before a deploy."""
         gpus = self.gpus()
@@ -150,7 +177,7 @@ class Cluster(Section):
         }
         fabrics = {
             name: Fabric(**one.model_dump(include={"rate_gbps", "transport", "shaped"}))
-            for name, one in self.fabrics.items()
+            for name, one in self.with_rates({}).fabrics.items()
         }
         return Contract(
             name=self.name,

@@ -26,6 +26,11 @@ class InstanceType:
     scratch_gb: int
     interface: str
 
+    @property
+    def card_gbps(self) -> float:
+        """Of one network card."""
+        return self.gbps / max(self.efa, 1)
+
 
 @cache
 def types() -> dict[str, InstanceType]:

@@ -5,9 +5,19 @@ from __future__ import annotations
 import ipaddress
 import re
 from itertools import combinations
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    GetPydanticSchema,
+    ValidatorFunctionWrapHandler,
+    WithJsonSchema,
+    model_validator,
+)
+from pydantic_core.core_schema import no_info_wrap_validator_function
 
 from cluster.core import prices
 from cluster.core.contract import StorageBackend, TransportName
@@ -44,8 +54,23 @@ def _address(value: str) -> str:
 
 
 Address = Annotated[str, AfterValidator(_address)]
+
+
+def _auto(value: Any, check: ValidatorFunctionWrapHandler) -> Any:
+    return value if value == "auto" else check(value)
+
+
 # From 1 Mbit/s to the fastest port that is sold.
-RateGbps = Annotated[float, Field(ge=0.001, le=800, strict=False)]
+FASTEST_GBPS = 800
+RateGbps = Annotated[float, Field(ge=0.001, le=FASTEST_GBPS, strict=False)]
+# A plain union would add the name of its member to the path of the field in errors.
+RateOrAuto = Annotated[
+    float | Literal["auto"],
+    GetPydanticSchema(lambda _, make: no_info_wrap_validator_function(_auto, make(RateGbps))),
+    WithJsonSchema({"anyOf": [{"type": "number", "minimum": 0.001, "maximum": FASTEST_GBPS}, {"const": "auto"}]}),
+]
+
+
 Port = Annotated[int, Field(ge=1, le=65535)]
 
 
@@ -87,7 +112,10 @@ class Ports(Section):
 class Fabric(Section):
     """A network for training traffic."""
 
-    rate_gbps: Annotated[RateGbps, Field(description="link rate of one node in Gbit/s")]
+    rate_gbps: Annotated[
+        RateOrAuto,
+        Field(description="link rate of one node in Gbit/s; auto (not shaped): that of the cards or the instance type"),
+    ]
     transport: TransportName = Field(default="tcp", description="tcp, verbs (InfiniBand, RoCE) or efa (AWS)")
     shaped: bool = Field(
         default=False, description="limit the interface to rate_gbps; default true with provider local"
@@ -185,7 +213,7 @@ class Aws(Section):
     head_type: InstanceType | None = Field(default=None, description="type of the head; null: instance_type")
     ami: Ami = Ami()
     root_gb: Annotated[int, Field(ge=30, le=16384, description="size of the encrypted gp3 root volume")] = 100
-    scratch: bool = Field(default=True, description="mount the first instance-store disk at /scratch")
+    scratch: bool = Field(default=True, description="mount the instance-store disks, as one stripe, at /scratch")
     interface: str | None = Field(default=None, description="first network card; null: each node is asked")
     placement_group: bool = Field(default=True, description="place the workers close together")
     spot: bool = Field(default=False, description="spot instances: cheaper, but AWS may stop them")

@@ -76,6 +76,10 @@ class Provider:
     def prepare(self, progress: Progress) -> None:
         """Check credentials and hosts before Terraform runs; raise UserError if something is wrong."""
 
+    def rates(self) -> dict[str, float]:
+        """Gbit/s of fabrics with `rate_gbps: auto`, as prepare found them."""
+        return {}
+
     def variables(self) -> dict[str, str]:
         """Terraform variables of this root, in addition to cluster_file and state_dir."""
         return {}

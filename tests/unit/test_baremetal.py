@@ -20,6 +20,7 @@ ANSWER = {
     "sudo": True,
     "python": True,
     "addresses": ["lo 127.0.0.1/8", "eth1 10.10.0.10/24"],
+    "speeds": {"eth1": 10000},
 }
 
 

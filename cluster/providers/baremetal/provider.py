@@ -15,6 +15,7 @@ from cluster.core import files, sections, ssh
 from cluster.core.config import RELEASES, env_dir
 from cluster.core.errors import InfraError, UserError
 from cluster.core.progress import Progress
+from cluster.providers.baremetal import link_rate
 from cluster.providers.base import Check, Provider
 
 # The host's login shell runs this. It prints one JSON object and uses only tools that every Debian has.
@@ -23,8 +24,14 @@ INSPECT = r"""
 sudo -n true 2>/dev/null && root=true || root=false
 command -v python3 >/dev/null && python=true || python=false
 addresses=$(ip -o -4 address show 2>/dev/null | awk '{printf "%s\"%s %s\"", sep, $2, $4; sep=","}')
-printf '{"name":"%s","os":"%s","release":"%s","sudo":%s,"python":%s,"addresses":[%s]}\n' \
-  "$(hostname -s)" "$ID" "${VERSION_CODENAME:-}" "$root" "$python" "$addresses"
+sep=
+speeds=$(for card in /sys/class/net/*; do
+  speed=$(cat "$card/speed" 2>/dev/null) && [ "$speed" -gt 0 ] || continue
+  printf '%s"%s":%s' "$sep" "${card##*/}" "$speed"
+  sep=,
+done)
+printf '{"name":"%s","os":"%s","release":"%s","sudo":%s,"python":%s,"addresses":[%s],"speeds":{%s}}\n' \
+  "$(hostname -s)" "$ID" "${VERSION_CODENAME:-}" "$root" "$python" "$addresses" "$speeds"
 """
 
 # In the state folder, for terraform/baremetal: host -> fabric -> interface.
@@ -40,6 +47,12 @@ class Facts(TypedDict):
     sudo: bool
     python: bool
     addresses: list[str]
+    # card -> Mbit/s, if its driver tells it
+    speeds: dict[str, int]
+
+
+def facts(answer: subprocess.CompletedProcess[str], where: str) -> Facts:
+    return files.answer((answer.stdout.splitlines() or [""])[-1], where, Facts)
 
 
 class Baremetal(Provider):
@@ -87,6 +100,11 @@ class Baremetal(Provider):
         answers = self.inspect_hosts()
         found = {host.name: self.check_host(host, answers[host.name]) for host in self.hosts}
         (self.state.dir / INTERFACES).write_text(json.dumps(found, indent=1))
+        speeds = {name: facts(done, f"host {name}")["speeds"] for name, done in answers.items()}
+        link_rate.find(self, found, speeds, progress)
+
+    def rates(self) -> dict[str, float]:
+        return link_rate.known(self.state)
 
     def run(
         self, commands: Mapping[str, tuple[sections.Host, str]], input: str | None = None, timeout: float = 60
@@ -134,7 +152,7 @@ class Baremetal(Provider):
                 fix = "add the public key to its authorized_keys, or correct baremetal.user or baremetal.key"
                 raise UserError(f"{where}: user {user} cannot log in with {self.key}; {fix}")
             raise InfraError(f"{where}: unreachable: {(answer.stderr.strip().splitlines() or ['no answer'])[-1]}")
-        found = files.answer((answer.stdout.splitlines() or [""])[-1], where, Facts)
+        found = facts(answer, where)
         system, release = f"{found['os']} {found['release']}", self.cluster.os_release
         known = RELEASES[release]
         if system != f"{known.system} {release}":
