@@ -10,11 +10,17 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Layer:
-    """One layer that has parameters. `shapes` are in the order in which the framework registers them."""
+    """One layer that has parameters. `shapes` are in the order in which the framework registers them.
+
+    `inputs` are the values that it reads per sample, `halo` those of the rows that a tile of an image needs from its
+    neighbours, both above and below one cut. Transformers have neither.
+    """
 
     name: str
     shapes: tuple[Shape, ...]
     macs: int
+    inputs: int = 0
+    halo: int = 0
 
     @property
     def parameters(self) -> tuple[int, ...]:
@@ -47,14 +53,16 @@ class Builder:
             for pixels, side in zip(before, kernels, strict=True)
         )
         weight: Shape = (out, inputs // groups, *kernels)
-        self.layers.append(Layer(name, (weight, (out,)) if bias else (weight,), prod(weight) * height * width))
+        shapes = (weight, (out,)) if bias else (weight,)
+        halo = max(0, kernels[0] - stride) * inputs * before[1]
+        self.layers.append(Layer(name, shapes, prod(weight) * height * width, prod(self.size), halo))
         self.size = (out, height, width)
 
     def norm(self, name: str) -> None:
-        self.layers.append(Layer(name, ((self.size[0],), (self.size[0],)), 0))
+        self.layers.append(Layer(name, ((self.size[0],), (self.size[0],)), 0, prod(self.size)))
 
     def linear(self, name: str, inputs: int, out: int) -> None:
-        self.layers.append(Layer(name, ((out, inputs), (out,)), inputs * out))
+        self.layers.append(Layer(name, ((out, inputs), (out,)), inputs * out, inputs))
 
     def pool(self, kernel: int, stride: int, pad: int = 0) -> None:
         channels, height, width = self.size
@@ -64,4 +72,4 @@ class Builder:
         """Squeeze and excitation: two 1x1 convolutions of the channels' means."""
         channels = self.size[0]
         for number, (inputs, out) in enumerate(((channels, hidden), (hidden, channels)), start=1):
-            self.layers.append(Layer(f"{name}.fc{number}", ((out, inputs, 1, 1), (out,)), inputs * out))
+            self.layers.append(Layer(f"{name}.fc{number}", ((out, inputs, 1, 1), (out,)), inputs * out, inputs))

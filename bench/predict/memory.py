@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
-from bench.catalogue import gpu_rates, models
+from bench.catalogue import gpu_rates, models, units
 from bench.predict.inputs import HALF_PRECISION, Setup
-from bench.worker.model_sizes import TRANSFORMERS, VIT_B16
 from cluster.core.errors import UserError
 
 # GB of memory, by variant.
@@ -48,20 +47,32 @@ class Fit:
         return f"{need} of {sizes} GB: tight"
 
 
-def activations(model: models.Model) -> float:
+def activations(part: models.Model | units.Unit) -> float:
     """Activations of one image: each takes one multiply-accumulate per weight of its filter."""
-    filters = ((layer.macs, next((shape for shape in layer.shapes if len(shape) > 1), None)) for layer in model.layers)
+    filters = ((layer.macs, next((shape for shape in layer.shapes if len(shape) > 1), None)) for layer in part.layers)
     return sum(macs / prod(weights[1:]) for macs, weights in filters if weights is not None)
 
 
 def activation_bytes(model: models.Model, half: bool) -> float:
     """Of one sample. Transformers: 34 s h + 5 a s^2 bytes per block in half precision (Korthikanti et al. 2022)."""
-    size = TRANSFORMERS.get(model.name, VIT_B16 if model.name == "vit-b16" else None)
+    size = units.size_of(model)
     if size is None:
         return (2 if half else 4) * KEPT * activations(model)
     tokens = model.tokens or size.positions
     blocks = size.blocks * (34 * tokens * size.hidden + 5 * size.heads * tokens * tokens)
     return (1 if half else 2) * (blocks + 4 * tokens * size.vocabulary)
+
+
+def unit_bytes(setup: Setup, unit: units.Unit) -> float:
+    """Of one sample in one unit."""
+    size, half = units.size_of(setup.network), setup.precision in HALF_PRECISION
+    if size is None:
+        return (2 if half else 4) * KEPT * activations(unit)
+    tokens, each = setup.network.tokens or size.positions, 1 if half else 2
+    if unit.name == "head":
+        return each * 4 * tokens * size.vocabulary
+    block = any(layer.name.endswith("attention") for layer in unit.layers)
+    return each * (34 * tokens * size.hidden + 5 * size.heads * tokens * tokens) if block else 0.0
 
 
 def needed_gb(setup: Setup, optimizer: str) -> float:

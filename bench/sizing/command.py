@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 
-from bench.sizing import accuracy, cluster, datapath, network, training, transfer
+from bench.sizing import accuracy, cluster, datapath, network, placement, training, transfer
 
 # Name -> module with configure(parser) and run(args) -> exit code, as for bench itself.
 PLANS = {
     "cluster": cluster,
     "network": network,
     "datapath": datapath,
+    "placement": placement,
     "training-time": training,
     "time-to-accuracy": accuracy,
     "transfer": transfer,

@@ -1,0 +1,123 @@
+"""Cut a network into stages: the balanced cut of its graph of units, and the order in which stages work."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
+
+from bench.catalogue import models, units
+from cluster.core.errors import UserError
+
+SCHEDULES = ("1f1b", "gpipe")
+# Micro-batches per stage, if the plan does not say: the bubble is then about a fifth.
+MICRO_BATCHES_PER_STAGE = 4
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Units first to last, without last."""
+
+    first: int
+    last: int
+    names: tuple[str, ...]
+    share: float  # of the network's compute
+    parameters: int
+    sends: int  # values per sample to the stages behind it
+    shares_parameters: int  # parameters that another stage holds too: their gradients are added up once per step
+
+    @property
+    def label(self) -> str:
+        return self.names[0] if len(self.names) == 1 else f"{self.names[0]} .. {self.names[-1]}"
+
+
+# Whether a stage of these units, at this position of the pipeline, is possible.
+Fits = Callable[[int, int, int], bool]
+
+
+def check_stages(model: str, stages: int, field: str) -> None:
+    known = len(units.of(model))
+    if not 1 <= stages <= known:
+        raise UserError(
+            f"{field}: {stages} stages, but {model} has {known} layers to cut between; use {known} or fewer"
+        )
+
+
+@cache
+def cut(model: str, stages: int, seq_len: int | None = None, per_value: float = 0.0) -> tuple[Stage, ...]:
+    """The cut whose slowest stage or edge is fastest; of equal ones, that which sends least.
+
+    per_value: time to send one value, in units of the time that the whole network computes on one sample.
+    """
+    return best_cut(model, stages, seq_len, per_value, lambda position, first, last: True)
+
+
+def best_cut(model: str, stages: int, seq_len: int | None, per_value: float, fits: Fits) -> tuple[Stage, ...]:
+    check_stages(model, stages, "--devices")
+    network, parts = units.graph(model, seq_len), units.of(model, seq_len)
+    count, total = len(parts), sum(unit.macs for unit in parts)
+    before = [sum(unit.macs for unit in parts[:at]) / total for at in range(count + 1)]
+    sent = [units.crossing(network, range(at))[0] if 0 < at < count else 0 for at in range(count + 1)]
+    # best[at]: the slowest part and all values sent, with the first `at` units in the stages so far.
+    nothing = (math.inf, math.inf)
+    best: list[tuple[float, float]] = [(0.0, 0.0), *[nothing] * count]
+    choice: list[list[int]] = []
+    for position in range(stages):
+        now, came = [nothing] * (count + 1), [0] * (count + 1)
+        for last in range(position + 1, count - (stages - position - 1) + 1):
+            for first in range(position, last):
+                if best[first] == nothing or not fits(position, first, last):
+                    continue
+                slowest = max(best[first][0], before[last] - before[first], sent[last] * per_value)
+                found = (slowest, best[first][1] + sent[last])
+                if found < now[last]:
+                    now[last], came[last] = found, first
+        best = now
+        choice.append(came)
+    if best[count] == nothing:
+        raise UserError(
+            f"--memory-gb: no cut of {model} into {stages} stages fits; use more devices or a smaller batch"
+        )
+    ends = [count]
+    for came in reversed(choice):
+        ends.append(came[ends[-1]])
+    edges = list(reversed(ends))
+    return tuple(stage(model, seq_len, first, last) for first, last in pairwise(edges))
+
+
+def stage(model: str, seq_len: int | None, first: int, last: int) -> Stage:
+    network, parts = units.graph(model, seq_len), units.of(model, seq_len)
+    inside = parts[first:last]
+    ends = {0, len(parts) - 1}
+    shared = units.tied(model, seq_len) if len(ends & set(range(first, last))) == 1 else 0
+    # The last unit of a tied network holds a copy of the table.
+    held = sum(unit.parameters for unit in inside) + (shared if last == len(parts) else 0)
+    sends = units.crossing(network, range(last))[0] if last < len(parts) else 0
+    share = sum(unit.macs for unit in inside) / models.get(model, seq_len).macs
+    return Stage(first, last, tuple(unit.name for unit in inside), share, held, sends, shared)
+
+
+def order(schedule: str, position: int, stages: int, micro_batches: int) -> list[tuple[str, int]]:
+    """What a stage does one after the other: F and B of each micro-batch."""
+    if schedule == "gpipe":
+        return [(kind, k) for kind in "FB" for k in range(micro_batches)]
+    ahead = min(micro_batches, stages - position)
+    found = [("F", k) for k in range(ahead)]
+    for k in range(micro_batches):
+        found.append(("B", k))
+        if ahead + k < micro_batches:
+            found.append(("F", ahead + k))
+    return found
+
+
+def kept(schedule: str, position: int, stages: int, micro_batches: int) -> int:
+    """Micro-batches whose activations a stage keeps at a time."""
+    return micro_batches if schedule == "gpipe" else min(micro_batches, stages - position)
+
+
+def micro_batches(stages: int, samples: int) -> int:
+    """The usual number: a divisor of the samples of a step, at most four per stage."""
+    most = MICRO_BATCHES_PER_STAGE * stages
+    return max(count for count in range(1, min(most, samples) + 1) if samples % count == 0)
