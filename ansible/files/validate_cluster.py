@@ -51,6 +51,16 @@ PROBE_SECONDS = 2
 PROBE_TRIES = 3
 # Set by roles/fabric, with the interface's name at the end: it limits what a node receives.
 INGRESS = "ifb"
+# Lines of MPI's output that name an error, and those of a backtrace and of its epilogue.
+ERROR = re.compile(
+    r"error|fail|fatal|denied|refused|unreachable|unable|can.?not|can't|not (found|permitted|supported|available)"
+    r"|no route|no .*transport|invalid|illegal|timed? ?out",
+    re.IGNORECASE,
+)
+NOISE = re.compile(
+    r"(\[[^]]*\] )?(\[ ?\d+\] |\*\*\* |=+ backtrace|=+$|-+$|\d+ +(0x|/))|Warning: Permanently added|mpirun noticed"
+    r"|Primary job +terminated|exit code\. Per user-direction"
+)
 READ_SHAPERS = r"""
 PATH=/usr/sbin:$PATH
 found=$(tc qdisc show | sed -n 's/^qdisc tbf [^ ]* dev \([^ ]*\) root.* rate \([^ ]*\) .*/\1=\2/p' | tr '\n' ' ')
@@ -192,7 +202,14 @@ def run_hello(nodes, low, high, file):
         seen = {nodes[int(line.split()[1])]: line.split()[2:] for line in lines if line.startswith("share ")}
         return json.loads("".join(line for line in lines if line.startswith("{"))), seen, ""
     except json.JSONDecodeError:
-        return None, {}, f"MPI: mpi-hello failed: {' '.join(done.stderr.split())[-400:]}"
+        return None, {}, f"MPI: mpi-hello failed: {cause(done.stderr)}"
+
+
+def cause(text):
+    """What MPI or UCX says about an error, in one line. A crash prints a backtrace after it, which says nothing."""
+    lines = [line.strip() for line in text.splitlines() if line.strip() and not NOISE.match(line.strip())]
+    said = [line for line in lines if ERROR.search(line)]
+    return " ".join(" ".join(said or lines or ["no output"]).split())[:400]
 
 
 def gbps_of(text):

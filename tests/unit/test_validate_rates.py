@@ -194,3 +194,40 @@ def test_step_that_cannot_be_shown_stops_nothing(monkeypatch, tmp_path):
     monkeypatch.setattr(validate, "CURRENT", tmp_path / "current")
     validate.show("measuring")
     assert (tmp_path / "current").read_text() == "measuring"
+
+
+UCX = """\
+[w1:01234:0:1234] ucp_worker.c:1855 UCX  ERROR no auxiliary transport to <no debug data>: rc_verbs/rxe0:1
+[w1:01234] pml_ucx.c:419  Error: ucp_ep_create(proc=1) failed: Destination is unreachable
+==== backtrace (tid:   1234) ====
+ 0  /lib/x86_64-linux-gnu/libucs.so.0(ucs_handle_error+0x2e4) [0x7f1c2a0e5f64]
+ 1 0x0000000000038d60 __restore_rt()  ???:0
+=================================
+[w1:01234] *** Process received signal ***
+[w1:01234] Signal: Aborted (6)
+[w1:01234] [ 0] /lib/x86_64-linux-gnu/libpthread.so.0(+0x13140)[0x7f1c2a2f1140]
+[w1:01234] [ 1] /lib/x86_64-linux-gnu/libc.so.6(gsignal+0x141)[0x7f1c29fd4ce1]
+[w1:01234] *** End of error message ***
+--------------------------------------------------------------------------
+mpirun noticed that process rank 1 with PID 1234 on node w1 exited on signal 6 (Aborted).
+--------------------------------------------------------------------------
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "first"),
+    [
+        (UCX, "[w1:01234:0:1234] ucp_worker.c:1855 UCX ERROR no auxiliary transport"),
+        (
+            "Warning: Permanently added 'w1'.\nssh: connect to host w1 port 22: No route to host\n",
+            "ssh: connect to host",
+        ),
+        ("odd words\n", "odd words"),
+        ("", "no output"),
+    ],
+)
+def test_error_of_mpi_is_shown_and_not_its_backtrace(text, first):
+    shown = validate.cause(text)
+    assert shown.startswith(first)
+    assert "\n" not in shown
+    assert not any(word in shown for word in ("backtrace", "libpthread", "mpirun noticed", "0x"))
