@@ -18,10 +18,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
-from cluster import background, gpus, horovod_wheel, nccl_tests, roles, survey, wheelhouse
+from cluster import background, gpus, horovod_wheel, nccl_tests, roles, survey, ubuntu_keyring, wheelhouse
 from cluster.core import root, ssh
 from cluster.core.config import RELEASES, ROOT, Cluster, layout, versions
-from cluster.core.errors import UserError
 from cluster.core.process import PlaybookTasks, run_logged
 from cluster.core.progress import Progress
 from cluster.core.state import CACHE, State
@@ -31,12 +30,9 @@ BASE_PACKAGES = (
     *("iputils-ping", "nftables", "ca-certificates", "procps", "kmod", "less"),
 )
 CA_ANCHORS = Path("/usr/local/share/ca-certificates")
-# system -> keyring of its archive, archive, components. The keyring is given explicitly,
-# because Ubuntu's apt does not trust Debian's, and the reverse.
-ARCHIVES = {
-    "debian": ("debian-archive-keyring", [], "main"),
-    "ubuntu": ("ubuntu-archive-keyring", ["http://archive.ubuntu.com/ubuntu"], "main,universe"),
-}
+DEBIAN_KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
+# system -> archive, components
+ARCHIVES = {"debian": ([], "main"), "ubuntu": (["http://archive.ubuntu.com/ubuntu"], "main,universe")}
 # A module name: Terraform's state must not contain a path that may change.
 NODE_TOOL = "cluster.providers.local.node"
 # As in Debian's own slim images: no manuals and translations. Nothing of a container has to survive a power failure.
@@ -169,10 +165,6 @@ def ensure_base(state: State, release: str, progress: Progress) -> str:
     base = f"localhost/horovod-cluster-base:{release}-{base_key(release)}"
     if not exists(state, base):
         title = RELEASES[release].title
-        keyring = Path(f"/usr/share/keyrings/{ARCHIVES[RELEASES[release].system][0]}.gpg")
-        if not keyring.exists():
-            fix = f"copy it from a machine with {RELEASES[release].system}"
-            raise UserError(f"os_release: {release}: {keyring} is missing on this machine; {fix}")
         with progress.part("root", f"creating a {title} root file system", f"{title} root created"):
             make_base(state, release, base, progress)
     return base
@@ -201,8 +193,10 @@ def make_base(state: State, release: str, image: str, progress: Progress) -> Non
         hooks.append('chroot "$1" update-ca-certificates')
     options = [f"--include={','.join(BASE_PACKAGES)}", *(f"--customize-hook={hook}" for hook in hooks)]
     system, title, _ = RELEASES[release]
-    keyring, archive, components = ARCHIVES[system]
-    options += [f"--keyring=/usr/share/keyrings/{keyring}.gpg", f"--components={components}"]
+    archive, components = ARCHIVES[system]
+    # Given explicitly: Ubuntu's apt does not trust Debian's archive, and the reverse.
+    keyring = ubuntu_keyring.find(progress) if system == "ubuntu" else DEBIAN_KEYRING
+    options += [f"--keyring={keyring}", f"--components={components}"]
     options += [f"--dpkgopt={option}" for option in DPKG_OPTIONS]
     log, env = state.log("root"), state.environment()
 
