@@ -13,7 +13,7 @@ from functools import cache
 from typing import Any
 
 from cluster.core import files
-from cluster.core.config import ROOT
+from cluster.core.config import ROOT, versions
 from cluster.core.errors import UserError
 
 FILES = ROOT / "roles/nvidia_driver/files"
@@ -183,6 +183,11 @@ def number(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", version))
 
 
+def branch() -> int:
+    """The driver branch that is installed. It is the last one that supports GPUs before Turing."""
+    return number(versions()["nvidia_driver"])[0]
+
+
 def keeps(machine: Machine, stack: str) -> bool:
     """Whether the driver of the machine stays."""
     return machine.works and number(machine.loaded) >= number(stacks()[stack].driver)
@@ -215,7 +220,7 @@ def summary(machine: Machine, stack: str) -> str:
     if keeps(machine, stack):
         driver = f"driver {machine.loaded} works and stays"
     else:
-        driver = f"driver with the {module_for(machine)} kernel module" + (
+        driver = f"driver {branch()} with the {module_for(machine)} kernel module" + (
             f" instead of {machine.loaded}" if machine.loaded else ""
         )
         driver += "; nouveau is in use, so a reboot is required" if machine.nouveau else ""

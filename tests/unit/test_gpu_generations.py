@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from cluster import cpus, gpus
+from cluster.core import config
 from cluster.core.errors import UserError
 
 HASWELL = (
@@ -58,9 +59,15 @@ def test_every_generation_gets_its_stack_module_and_driver_or_is_refused(device,
     stack, module = NEEDS[generation]
     assert gpus.stack_for([machine("w1", device)]) == stack
     assert gpus.module_for(machine("w1", device)) == module
-    assert f"(10de:{device}): CUDA {gpus.stacks()[stack].cuda}, driver with the {module} kernel module" in gpus.summary(
-        machine("w1", device), stack
-    )
+    wanted = f"(10de:{device}): CUDA {gpus.stacks()[stack].cuda}, driver 580 with the {module} kernel module"
+    assert wanted in gpus.summary(machine("w1", device), stack)
+
+
+@pytest.mark.parametrize("generation", [one for one in gpus.generations() if one.stacks], ids=lambda one: one.name)
+def test_driver_that_is_installed_supports_the_generation_and_runs_its_stacks(generation):
+    assert generation.driver in (0, *range(gpus.branch(), 1000))
+    for stack in generation.stacks:
+        assert gpus.number(config.versions()["nvidia_driver"]) >= gpus.number(gpus.stacks()[stack].driver)
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ def test_stack_and_lines_follow_from_the_gpus(metal):
     decided, lines = decide(metal)
     assert decided.stack == "12"
     assert lines == [
-        f"{name}: 1 x Volta (10de:1db4): CUDA 12.6, driver with the proprietary kernel module"
+        f"{name}: 1 x Volta (10de:1db4): CUDA 12.6, driver 580 with the proprietary kernel module"
         for name in ("head", "w1")
     ]
     assert decide(metal, head={"gpus": ["20b0"]}, w1={"gpus": ["2330"]})[0].stack == "13"

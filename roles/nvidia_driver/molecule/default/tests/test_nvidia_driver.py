@@ -54,16 +54,16 @@ def test_without_a_gpu_nothing_is_installed_and_the_role_reports_why(nodes):
 
 def test_only_gpus_of_nvidia_are_counted(nodes):
     text = would(nodes, nvidia_driver_pci="/opt/pci/gpus").stdout
-    assert "head: 2 x Ampere (10de:20b0): CUDA 13.0, driver with the open kernel module" in text
+    assert "head: 2 x Ampere (10de:20b0): CUDA 13.0, driver 580 with the open kernel module" in text
     assert "no NVIDIA GPU on the PCI bus" in would(nodes, nvidia_driver_pci="/opt/pci/chipset").stdout
 
 
 @pytest.mark.parametrize(
     ("name", "summary", "module"),
     [
-        ("volta", "1 x Volta (10de:1db4): CUDA 12.6, driver with the proprietary", "nvidia-kernel-dkms"),
+        ("volta", "1 x Volta (10de:1db4): CUDA 12.6, driver 580 with the proprietary", "nvidia-kernel-dkms"),
         ("mixed", "1 x Pascal (10de:1b80), 1 x Ampere (10de:20b0): CUDA 12.6", "nvidia-kernel-dkms"),
-        ("blackwell", "1 x Blackwell (10de:2901): CUDA 13.0, driver with the open", "nvidia-kernel-open-dkms"),
+        ("blackwell", "1 x Blackwell (10de:2901): CUDA 13.0, driver 580 with the open", "nvidia-kernel-open-dkms"),
     ],
 )
 def test_generation_of_the_gpus_decides_stack_and_module(nodes, name, summary, module):
