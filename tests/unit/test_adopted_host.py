@@ -89,6 +89,42 @@ def test_lock_of_another_package_manager_is_seen(tmp_path: Path) -> None:
     assert holder(str(lock)) is None
 
 
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch):
+    """adopted_host.py on a machine with carol's id 1500 and group 1502, where findmnt answers with a file system."""
+
+    def made(fstype: str = "ext4", account: SimpleNamespace | None = None):
+        script = constants(ON_NODE / "adopted_host.py")
+        users = {1500: "carol", **({account.pw_uid: "horovod"} if account else {})}
+        monkeypatch.setattr(script["pwd"], "getpwuid", users.__getitem__)
+        monkeypatch.setattr(script["grp"], "getgrgid", {1502: "staff"}.__getitem__)
+        monkeypatch.setattr(script["pwd"], "getpwnam", {"horovod": account}.__getitem__ if account else {}.__getitem__)
+        script["run"] = lambda *argv, **_: fstype if argv[0] == "findmnt" else ""
+        return script
+
+    return made
+
+
+def test_ids_of_others_are_taken_and_the_first_deploy_makes_a_local_home(machine) -> None:
+    assert machine()["look"]("horovod") == {
+        **{"uid": None, "home": "/home/horovod", "taken": [1500, 1502], "shared_home": False}
+    }
+
+
+@pytest.mark.parametrize("kind", ["nfs4", "autofs\nnfs", "fuse.glusterfs"])
+def test_new_account_gets_no_home_on_a_network_file_system(machine, kind: str) -> None:
+    found = machine(kind)["look"]("horovod")
+    assert (found["home"], found["shared_home"]) == ("/var/lib/horovod-cluster-home", False)
+
+
+def test_account_with_a_shared_home_is_reported(machine) -> None:
+    account = SimpleNamespace(pw_uid=1507, pw_dir="/home/horovod")
+    assert machine("nfs", account)["look"]("horovod") == {
+        **{"uid": 1507, "home": "/home/horovod", "taken": [1500, 1502], "shared_home": True}
+    }
+    assert machine("ext4", account)["look"]("horovod")["shared_home"] is False
+
+
 @pytest.mark.parametrize(
     "line", ["192.0.2.9 head-backup", "192.0.2.9 my.head # head", "# 192.0.2.9 head", "", "192.0.2.9 heads"]
 )

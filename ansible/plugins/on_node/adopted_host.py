@@ -1,7 +1,7 @@
 """Runs as root on a machine that existed before the cluster: notes how it was, what a deploy changes, and undoes that.
 
     adopted_host.py look ACCOUNT             print the training account and the ids that are taken, as JSON
-    adopted_host.py begin ACCOUNT            before the first deploy: save how the machine is
+    adopted_host.py begin ACCOUNT SHARE      before the first deploy: save how the machine is; SHARE will be a mount
     adopted_host.py note ACCOUNT CHANGES     after a deploy: add its changes, as JSON
     adopted_host.py release ACCOUNT          undo all changes; print what was done and what stays, as JSON
 
@@ -29,7 +29,7 @@ LARGEST = 10_000_000
 # Made by commands of the roles and by bench. What was there before the cluster stays.
 CREATED = (
     *("/etc/horovod-cluster", "/opt/bench-worker", "/opt/horovod", "/opt/jupyterlab", "/opt/nccl", "/opt/nccl-tests"),
-    *("/usr/local/bin/mpi-hello", "/usr/local/src/mpi-hello.c", "/var/cache/wheelhouse"),
+    *("/usr/local/bin/mpi-hello", "/usr/local/src/mpi-hello.c", "/var/cache/wheelhouse", "/var/cache/horovod-cluster"),
 )
 # Perhaps the only copy of somebody's work.
 DATA = ("/srv/data", "/srv/share")
@@ -98,7 +98,7 @@ def sysctls():
     return {name: path.read_text().strip() for name, path in paths.items() if path.exists()}
 
 
-def begin(account):
+def begin(account, share):
     if STATE.exists():
         return
     KEPT.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -110,6 +110,7 @@ def begin(account):
         **{"packages": packages(), "units": unit_files(), "active": active_units(), "sysctls": sysctls()},
         "account": answers(pwd.getpwnam, account) is not None,
         "existed": [path for path in (*CREATED, *DATA) if os.path.lexists(path)],
+        "mount_point": "" if os.path.lexists(share) else share,
     }
     write(STATE, state)
 
@@ -133,6 +134,8 @@ def digest(path):
 
 def note(new):
     """Remember the digest of each changed file: what somebody else changes later is not undone."""
+    if not STATE.exists():
+        return
     found = read(CHANGES)
     written = WRITTEN.read_text().splitlines() if WRITTEN.exists() else []
     paths = sorted({*found.get("files", {}), *new.get("files", []), *written})
@@ -143,7 +146,8 @@ def note(new):
 def release(account):
     if not STATE.exists():
         return {"known": False}
-    state, changes = read(STATE), read(CHANGES)
+    # A deploy that ended early has noted nothing.
+    state, changes = read(STATE), {"files": {}, "units": []} | read(CHANGES)
     said = {"known": True, "kept": [], "left": [path for path in DATA if os.path.exists(path)]}
     added = sorted(set(packages()) - set(state["packages"]))
     stop_ours(changes["files"])
@@ -154,19 +158,22 @@ def release(account):
         for path in CREATED:
             if path not in state["existed"]:
                 remove(path)
+        remove_mount_point(state["mount_point"])
         if not state["account"] and answers(pwd.getpwnam, account):
             run("pkill", "-KILL", "-u", account)
             run("userdel", "--remove", account)
         for name in ACCOUNT_FILES:
             restore_backup(f"/etc/{name}", tar, members)
     run("systemctl", "daemon-reload")
-    restore_units(state, changes["units"], added)
+    restore_units(state, [*changes["units"], *with_drop_ins(changes["files"])], added)
     for name, value in state["sysctls"].items():
         run("sysctl", "--quiet", "--write", f"{name}={value}")
     run("sshd", "-t", check=True)
-    if "ssh.socket" not in state["active"]:
+    # A server that loads its settings again refuses connections for a moment.
+    changed = any(path.startswith("/etc/ssh/sshd_config") for path in changes["files"])
+    if changed and "ssh.socket" not in state["active"]:
         run("systemctl", "reload", "ssh.service")
-    elif "ssh.service" in state["active"]:
+    elif changed and "ssh.service" in state["active"]:
         run("systemctl", "restart", "ssh.service")
     shutil.rmtree(OWN)
     return {**said, "packages": added}
@@ -220,6 +227,18 @@ def remove(path):
         os.unlink(path)
 
 
+def remove_mount_point(path):
+    """What is not empty has data, or is still mounted."""
+    if path and os.path.isdir(path) and not os.path.ismount(path) and not os.listdir(path):
+        os.rmdir(path)
+
+
+def with_drop_ins(files):
+    """Units of others to which we gave settings. They must run without them."""
+    folders = {os.path.dirname(path) for path in files if path.startswith("/etc/systemd/system/")}
+    return [os.path.basename(folder).removesuffix(".d") for folder in folders if folder.endswith(".d")]
+
+
 def restore_units(state, changed, added):
     """Units that roles changed get their state back; those of packages that came with the cluster are switched off."""
     listed = run("dpkg-query", "--listfiles", *added).splitlines() if added else []
@@ -242,7 +261,7 @@ def main(argv):
     if action == "look":
         print(json.dumps(look(account)))
     elif action == "begin":
-        begin(account)
+        begin(account, argv[2])
     elif action == "note":
         note(json.loads(argv[2]))
     elif action == "release":

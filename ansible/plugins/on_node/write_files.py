@@ -48,7 +48,13 @@ def put(entry, check):
             add_pending(entry)
             os.unlink(path)
         return True, before
-    wanted = pwd.getpwnam(entry["owner"]).pw_uid, grp.getgrnam(entry["group"]).gr_gid, int(entry["mode"], 8)
+    try:
+        wanted = pwd.getpwnam(entry["owner"]).pw_uid, grp.getgrnam(entry["group"]).gr_gid, int(entry["mode"], 8)
+    except KeyError:
+        # A check before the first deploy: the account does not exist yet.
+        if check:
+            return True, before
+        raise
     if before == content and attributes(path) == wanted:
         return False, before
     if check:
