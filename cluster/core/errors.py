@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,8 @@ if TYPE_CHECKING:
 PASSED_ON = "failure.json"
 # A message is read on a terminal: what a file or a tool adds to it is cut.
 LONGEST = 1500
+# What pydantic adds to the path of a field that takes values of several types.
+ALTERNATIVE = re.compile(r"constrained-|(dict|list)\[")
 
 
 def bounded(text: str, longest: int = LONGEST) -> str:
@@ -34,8 +37,11 @@ class InfraError(Exception):
 
 def one_line(error: ValidationError, prefix: str) -> str:
     """The first problem of a ValidationError as 'where: what', with the path a user can search for."""
-    first = error.errors()[0]
-    where = ".".join([prefix, *(bounded(str(part), 80) for part in first["loc"])])
+    errors = error.errors()
+    # Of a field with several types, the type that fits most of the value.
+    first = max((one for one in errors if one["loc"][:1] == errors[0]["loc"][:1]), key=lambda one: len(one["loc"]))
+    path = [str(part) for part in first["loc"] if not ALTERNATIVE.match(str(part))]
+    where = ".".join([prefix, *(bounded(part, 80) for part in path)])
     text = first["msg"].removeprefix("Value error, ")
     got = "" if first["type"] in ("missing", "value_error") else f", got {bounded(repr(first['input']), 80)}"
     if first["type"] == "extra_forbidden":

@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from bench.comm import measure
+from bench.sweep import attempt
+from bench.worker.protocol import MARK
 from cluster.core import causes
+from cluster.core.errors import InfraError
+from cluster.core.progress import Progress
 
 ATTRIBUTE = """
 Error: Unsupported attribute
@@ -115,3 +122,23 @@ def test_message_of_a_task_is_in_the_line_with_its_node(result: dict[str, str], 
 def test_playbook_that_does_not_start_says_why() -> None:
     output = "PLAY [all]\n[ERROR]: the role 'x' was not found\n"
     assert causes.ansible(output, lambda *_: "") == "[ERROR]: the role 'x' was not found"
+
+
+EVENT = f'{MARK}{{"type": "trial", "id": "a", "rtt_error": 0}}'
+
+
+def test_launch_that_ends_early_says_why_and_not_the_workers_last_event(tmp_path: Path) -> None:
+    log = tmp_path / "launch.log"
+    for said, line in {"RuntimeError: no route\n": "RuntimeError: no route", "": "no output"}.items():
+        log.write_text(f"{EVENT}\n{said}{EVENT}\n")
+        assert attempt.last_line(log) == line
+
+
+def test_collectives_that_fail_say_why_and_not_the_workers_last_event() -> None:
+    work = measure.Communication.__new__(measure.Communication)
+    work.progress = Progress()
+    script = f"echo '{EVENT}'; echo 'RuntimeError: no route' >&2; echo '{EVENT}' >&2; exit 1"
+    work.executor = SimpleNamespace(argv=lambda _: ["sh", "-c", script], grace=1)
+    launch = SimpleNamespace(engine="ddp", hosts=("head", "w1"))
+    with pytest.raises(InfraError, match=r"^ddp on 2 nodes failed: RuntimeError: no route$"):
+        work.output(launch, 10)

@@ -128,3 +128,17 @@ def test_no_other_module_reads_text_yaml_or_json() -> None:
     readers = re.compile(r"json\.loads?\(|yaml\.(safe_)?load|\.read_text\(")
     found = {str(path.relative_to(root)) for path in sources if readers.search(path.read_text())}
     assert {path for path in found if not path.startswith("bench/worker/")} <= ALLOWED
+
+
+@pytest.mark.parametrize(
+    ("compute", "line"),
+    [
+        (-1, "label: plan.compute_ms: Input should be greater than or equal to 0.001, got -1"),
+        ({"resnet50": -1}, "label: plan.compute_ms.resnet50: Input should be greater than or equal to 0.001, got -1"),
+    ],
+)
+def test_field_with_several_types_is_named_without_their_names(compute: object, line: str) -> None:
+    values = {"nodes": [1], "batches": [32], "fabrics": ["1g"], "engines": ["horovod"], "compute_ms": compute}
+    with pytest.raises(UserError) as caught:
+        files.validate(schema.Plan, values, "label", "plan")
+    assert str(caught.value) == line
