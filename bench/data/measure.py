@@ -80,23 +80,20 @@ def on_node(
     place = node or names[-1]
     if place not in names:
         raise UserError(f"--node: {place} is not a node of {env}; choose one of {', '.join(names)}")
-    progress.now("stage", f"copying the worker to {place}")
-    worker_files.install(contract, [place])
     words = [PYTHON, worker_files.folder(), "stages", str(cores), str(seconds), *locations]
     argv = ssh.as_training_account(contract, place, words)
-    with (
-        state.locked(),
-        lock.measuring(contract.provider, progress.waiting),
-        Popen(argv, stdin=DEVNULL, stdout=PIPE, stderr=PIPE, text=True) as process,
-    ):
-        out, err = Lines(process.stdout), Lines(process.stderr, partial(progress.now, "stage"))
-        try:
-            code = process.wait(120 + 20 * seconds * len(locations))
-        except TimeoutExpired:
-            process.kill()
-            raise InfraError(f"{place}: timed out") from None
-        # Read to the end before the pipes are closed.
-        answer, problem = out.text(), err.text()
+    with state.locked(), lock.measuring(contract.provider, progress.waiting):
+        progress.now("stage", f"copying the worker to {place}")
+        worker_files.install(contract, [place])
+        with Popen(argv, stdin=DEVNULL, stdout=PIPE, stderr=PIPE, text=True) as process:
+            out, err = Lines(process.stdout), Lines(process.stderr, partial(progress.now, "stage"))
+            try:
+                code = process.wait(120 + 20 * seconds * len(locations))
+            except TimeoutExpired:
+                process.kill()
+                raise InfraError(f"{place}: timed out") from None
+            # Read to the end before the pipes are closed.
+            answer, problem = out.text(), err.text()
     if code:
         last = (problem.strip().splitlines() or ["no output"])[-1]
         raise (UserError if code == 2 else InfraError)(f"{place}: {last}")

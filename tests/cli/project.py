@@ -111,6 +111,13 @@ class Project:
         ssh.write_text(SSH.format(python=sys.executable, calls=self.tmp / "calls"))
         ssh.chmod(0o755)
 
+    def set_storage(self, backend: str) -> None:
+        """As if the cluster had been deployed with this storage.backend."""
+        path = self.folder / ".state" / ENV / "terraform.tfstate"
+        content = json.loads(path.read_text())
+        content["outputs"]["cluster"]["value"]["storage"]["backend"] = backend
+        path.write_text(json.dumps(content))
+
     def calls(self) -> list[dict[str, Any]]:
         """Every call of ssh: its arguments and its standard input."""
         return [json.loads(path.read_text()) for path in (self.tmp / "calls").glob("*.json")]

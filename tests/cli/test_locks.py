@@ -41,6 +41,9 @@ def sweep(deployed: Project) -> Iterator[subprocess.Popen[str]]:
     (deployed.tmp / "bin/podman").chmod(0o755)
     plan = {"nodes": [2], "batches": [32], "fabrics": ["1g"], "engines": ["ddp"]}
     (deployed.folder / "two.yml").write_text(json.dumps(plan))
+    (deployed.folder / "two.py").write_text("print(2)")
+    # Of a run.
+    deployed.set_storage("glusterfs")
     process = start(deployed, "bench", "sweep", "--env", ENV, "--plan", "two.yml")
     wait_for(process, deployed.tmp / "machine.lock")
     yield process
@@ -55,6 +58,9 @@ def sweep(deployed: Project) -> Iterator[subprocess.Popen[str]]:
         ["bench", "comm", "--env", ENV],
         ["bench", "tune", "--env", ENV],
         ["bench", "selfcheck", "--env", ENV],
+        ["bench", "elastic", "--env", ENV],
+        ["bench", "run", "--env", ENV, "--folder", ".", "--", "python", "two.py"],
+        ["bench", "data", "bench", "--env", ENV, "/shared/datasets"],
         ["cluster", "--env", ENV, "deploy"],
         ["cluster", "--env", ENV, "scale", "--nodes", "3"],
         ["cluster", "--env", ENV, "plan"],

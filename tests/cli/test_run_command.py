@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 import signal
@@ -29,13 +28,6 @@ def folder(tmp_path: Path) -> Path:
     return made
 
 
-def set_storage(project: Project, backend: str) -> None:
-    path = project.folder / ".state" / ENV / "terraform.tfstate"
-    content = json.loads(path.read_text())
-    content["outputs"]["cluster"]["value"]["storage"]["backend"] = backend
-    path.write_text(json.dumps(content))
-
-
 REFUSED = (
     ("glusterfs", ("--", "python", "missing.py"), "missing.py: no such file"),
     ("glusterfs", ("--nodes", "3", "--", "python", "train.py"), "--nodes 3: the cluster has 2"),
@@ -49,7 +41,7 @@ REFUSED = (
 
 def test_what_cannot_work_exits_2_in_one_line_and_reaches_no_node(deployed: Project, folder: Path) -> None:
     for backend, words, field in REFUSED:
-        set_storage(deployed, backend)
+        deployed.set_storage(backend)
         done = deployed.run("bench", "run", "--env", ENV, "--folder", folder, *words)
         assert (done.returncode, len(done.stderr.splitlines()), done.stdout) == (2, 1, ""), last_line(done)
         assert done.stderr.startswith(f"bench: {field}")
@@ -57,7 +49,7 @@ def test_what_cannot_work_exits_2_in_one_line_and_reaches_no_node(deployed: Proj
 
 
 def test_make_run_passes_its_words_on(deployed: Project, folder: Path) -> None:
-    set_storage(deployed, "glusterfs")
+    deployed.set_storage("glusterfs")
     made = ("make", "-n", "run", f"SCRIPT={folder}/train.py", "ARGS=--epochs 3 --name 'a b'", "NODES=2", f"ENV={ENV}")
     recipe = subprocess.run(made, cwd=deployed.folder, capture_output=True, text=True, check=True).stdout
     command = recipe.splitlines()[-1].replace("bench run ", "bench run --print ")
@@ -70,7 +62,7 @@ def test_make_run_passes_its_words_on(deployed: Project, folder: Path) -> None:
 
 def test_value_of_a_variable_is_in_no_command_line_file_or_output(deployed: Project, folder: Path) -> None:
     """It reaches the nodes over the standard input of ssh, and nothing else has it."""
-    set_storage(deployed, "glusterfs")
+    deployed.set_storage("glusterfs")
     ssh = deployed.tmp / "bin/ssh"
     ssh.rename(deployed.tmp / "bin/real-ssh")
     ssh.write_text(FOLLOWS.format(ssh=deployed.tmp / "bin/real-ssh"))
