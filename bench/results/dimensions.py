@@ -32,6 +32,10 @@ ENGINE_NAMES = {
     "horovod-gloo": "Horovod (Gloo)",
     "ddp": "PyTorch DDP",
     "ps": "parameter server",
+    "ps-async": "parameter server, asynchronous",
+    "easgd": "Elastic Averaging SGD",
+    "local-sgd": "local SGD",
+    "hogwild": "Hogwild",
 }
 
 

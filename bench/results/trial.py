@@ -43,7 +43,7 @@ class Point(Record):
     gpus_per_node: int
     batch: int = Field(description="images per GPU and step")
     model: str
-    engine: str = Field(description="horovod-mpi | horovod-gloo | ddp | ps")
+    engine: str = Field(description="horovod-mpi | horovod-gloo | ddp | ps | ps-async | easgd | local-sgd | hogwild")
     compression: str = Field(default="none", description="none | fp16 | 1bit")
     device: str = Field(description="cuda | cpu | emulated:<profile>")
     data: str = Field(default="synthetic", description="synthetic | shards:<url or path>")
@@ -138,6 +138,26 @@ class Steadiness(Record):
     )
 
 
+class Staleness(Record):
+    """How many updates of other ranks came between the weights that a rank computed on and its own update."""
+
+    mean: float
+    median: float
+    p95: float
+    largest: int
+    updates: int = Field(description="number of updates that were counted")
+
+
+class Weights(Record):
+    """The exchange of weights. Present if and only if the engine is ps-async, easgd, local-sgd or hogwild."""
+
+    period: int = Field(description="steps from one exchange to the next")
+    moving_rate: float | None = Field(default=None, description="engine easgd only")
+    staleness: Staleness | None = Field(
+        default=None, description="null for local-sgd, which averages the weights of all ranks at once"
+    )
+
+
 class LinkEvidence(Record):
     """A fabric's link as the last deploy measured it. It counts for that fabric only, if the outcome is ok."""
 
@@ -158,8 +178,9 @@ class Settings(Record):
     seconds: float = Field(description="time limit of the point")
     burst_ms: float | None = Field(default=None, description="depth of the link's token bucket, from the plan")
     tuning: dict[str, float | int | str] = Field(description="collectives: Horovod, OpenMPI and NCCL on this fabric")
-    training: dict[str, bool | str] = Field(
-        default_factory=dict, description="precision and channels_last of the plan; device cuda only"
+    training: dict[str, bool | float | str] = Field(
+        default_factory=dict,
+        description="device cuda: precision, channels_last; engines that exchange weights: period, moving_rate",
     )
     loader: dict[str, bool | int | str] = Field(default_factory=dict, description="input pipeline; empty without one")
 
@@ -208,6 +229,7 @@ class Trial(Record):
         default=None, description="what the GPUs computed in: fp32 | tf32 | amp bf16 | amp fp16; device cuda only"
     )
     steadiness: Steadiness | None = Field(default=None, description="device cuda only")
+    weights: Weights | None = None
     loss: list[Loss] = Field(
         default_factory=list, description="first and last training loss on real devices; null: not finite"
     )

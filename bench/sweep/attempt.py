@@ -9,7 +9,7 @@ from pathlib import Path
 from subprocess import PIPE, Popen, TimeoutExpired
 from typing import TYPE_CHECKING, Any, TextIO
 
-from bench.plan import unfold
+from bench.plan import asynchronous, unfold
 from bench.plan.unfold import PointGroup
 from bench.results.trial import Trial
 from bench.sweep import nccl_log, record, transport
@@ -111,7 +111,8 @@ class Attempt:
         how = transport.algorithm(point, self.launch.settings)
         gbytes, launch_s = unfold.node_gbytes(self.sweep.plan, point), self.launch_s
         trial = record.trial(
-            point, main, check, compute, interface, launch_s, self.started, link, self.nccl, how, gbytes
+            *(point, main, check, compute, interface, launch_s, self.started, link, self.nccl, how, gbytes),
+            moving_rate=asynchronous.moving_rate(self.sweep.plan, point),
         )
         if self.nccl:
             self.nccl.start_trial()

@@ -127,7 +127,7 @@ class Launch:
 def mpirun(launch: Launch) -> list[str]:
     """mpirun with the reference architecture's flags."""
     values = launch.environment
-    if launch.engine in ("ddp", "ps"):
+    if not launch.engine.startswith("horovod"):
         values |= {"MASTER_ADDR": launch.hosts[0], "MASTER_PORT": str(MASTER_PORT)}
     # On GPUs NCCL sends the gradients. MPI's messages are then small, and its own choice of algorithms is best.
     settings = launch.settings.model_copy(update={"algorithm": "default"}) if launch.cuda else launch.settings
@@ -168,7 +168,8 @@ def torchrun(launch: Launch) -> list[str]:
     ]
 
 
-LAUNCHERS = {"horovod-mpi": mpirun, "horovod-gloo": horovodrun, "ddp": mpirun, "ps": mpirun}
+ON_TORCH = ("ddp", "ps", "ps-async", "easgd", "local-sgd", "hogwild")
+LAUNCHERS = {"horovod-mpi": mpirun, "horovod-gloo": horovodrun, **dict.fromkeys(ON_TORCH, mpirun)}
 
 
 def argv(launch: Launch) -> list[str]:

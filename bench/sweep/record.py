@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 import statistics
+from collections import Counter
 from collections.abc import Callable
 from operator import attrgetter
 from typing import Any, Literal
 
-from bench.plan import scale_model
-from bench.results.trial import Breakdown, Emulation, Input, Interval, LinkEvidence, Point, Steadiness, Timing, Trial
+from bench.plan import asynchronous, scale_model
+from bench.results.trial import (
+    Breakdown,
+    Emulation,
+    Input,
+    Interval,
+    LinkEvidence,
+    Point,
+    Staleness,
+    Steadiness,
+    Timing,
+    Trial,
+    Weights,
+)
 from bench.sweep import nccl_log, transport
 from bench.worker import step_statistics
 from bench.worker.protocol import RankReport, Step, TrialDone
@@ -44,19 +59,20 @@ def pipeline(ranks: list[RankReport]) -> Input | None:
     )
 
 
-def breakdown(ranks: list[RankReport]) -> Breakdown:
+def breakdown(ranks: list[RankReport], independent: bool = False) -> Breakdown:
     """Medians over steps of the mean over ranks.
 
     A step is the wait for images, compute, and the communication that compute does not hide. A rank with late images
-    delays all ranks, so the data wait is the delay of the rank that ends its compute last.
+    delays all ranks, so the data wait is the delay of the rank that ends its compute last. Independent ranks have none.
     """
     count = len(ranks[0].steps)
     parts: dict[str, list[float]] = {"compute": [], "exposed_comm": [], "straggler_wait": [], "data_wait": []}
     for i in range(count):
         steps = [rank.steps[i] for rank in ranks]
-        longest = max(step.compute for step in steps)
-        ready = max(step.compute + step.data_wait for step in steps)
         mean = sum(step.compute for step in steps) / len(steps)
+        longest = mean if independent else max(step.compute for step in steps)
+        waits = [step.compute + step.data_wait for step in steps]
+        ready = sum(waits) / len(waits) if independent else max(waits)
         parts["compute"].append(mean)
         parts["straggler_wait"].append(longest - mean)
         parts["data_wait"].append(ready - longest)
@@ -80,6 +96,29 @@ def steadiness(ranks: list[RankReport]) -> Steadiness | None:
     return Steadiness(drift=drift, spread=[step_statistics.spread(half) for half in halves], clocks_mhz=clocks)
 
 
+def weights(point: Point, main: TrialDone, moving_rate: float | None) -> Weights:
+    """How the ranks exchanged weights, and on how old weights they computed."""
+    counts: Counter[int] = Counter()
+    for rank in main.ranks:
+        counts.update({int(updates): count for updates, count in rank.staleness.items()})
+    rate = moving_rate if point.engine == "easgd" else None
+    return Weights(period=main.period, moving_rate=rate, staleness=staleness(counts))
+
+
+def staleness(counts: Counter[int]) -> Staleness | None:
+    """None where no update was counted: local SGD averages the weights of all ranks at once."""
+    if not counts:
+        return None
+    ordered = sorted(counts.elements())
+    return Staleness(
+        mean=statistics.fmean(ordered),
+        median=statistics.median(ordered),
+        p95=float(ordered[math.ceil(0.95 * len(ordered)) - 1]),
+        largest=ordered[-1],
+        updates=len(ordered),
+    )
+
+
 def divergence(ranks: list[RankReport]) -> str | None:
     """The error of a training whose loss is not a number: its steps do not compute what a training computes."""
     found = [(rank.not_finite, f"{rank.node}/{rank.local_rank}") for rank in ranks if rank.not_finite is not None]
@@ -87,6 +126,25 @@ def divergence(ranks: list[RankReport]) -> str | None:
         return None
     step, rank = min(found)
     return f"the loss is NaN or infinite from step {step} on ({rank}); use precision fp32, or check the data"
+
+
+def whole_periods(event: TrialDone) -> TrialDone:
+    """Steps as means from one exchange of weights to the next: only one of them waits for the network."""
+    if event.period == 1:
+        return event
+
+    def mean(rank: RankReport) -> list[Step]:
+        parts = zip(*(dataclasses.astuple(step) for step in rank.steps), strict=True)
+        return [
+            Step(*one) for one in zip(*(step_statistics.windows(list(p), event.period) for p in parts), strict=True)
+        ]
+
+    ranks = [dataclasses.replace(rank, steps=mean(rank)) for rank in event.ranks]
+    return dataclasses.replace(event, ranks=ranks)
+
+
+def step_times(ranks: list[RankReport], independent: bool) -> list[float]:
+    return step_statistics.over_ranks([[step.total for step in rank.steps] for rank in ranks], independent)
 
 
 def slowest(ranks: list[RankReport], part: Callable[[Step], float]) -> list[float]:
@@ -106,8 +164,11 @@ def trial(
     nccl: nccl_log.Log | None = None,
     algorithm: str = "ring",
     node_gbytes: float | None = None,
+    moving_rate: float | None = None,
 ) -> Trial:
-    steps = slowest(main.ranks, total)
+    independent, measured = point.engine in asynchronous.ENGINES, len(main.ranks[0].steps)
+    main, check = whole_periods(main), check and whole_periods(check)
+    steps = step_times(main.ranks, independent)
     images = point.batch * point.gpus
     traffic, problem = transport.proof(point, main, check, interface, algorithm, nccl)
     problem = divergence(main.ranks) or problem
@@ -122,10 +183,10 @@ def trial(
             node_gbytes=node_gbytes,
         )
     if check and emulation:
-        ratio = statistics.median(slowest(check.ranks, total)) / statistics.median(steps)
+        ratio = statistics.median(step_times(check.ranks, independent)) / statistics.median(steps)
         found = {"check_scale": check.scale, "check_ratio": ratio, "converged": scale_model.converged(ratio)}
         emulation = emulation.model_copy(update=found)
-    sent = transport.payload(point, main.scale, traffic.algorithms) * main.scale * 8 / 1e9
+    sent = transport.payload(point, main.scale, traffic.algorithms, main.period) * main.scale * 8 / 1e9
     bus = interval(slowest(main.ranks, communication), lambda value: sent / value) if point.nodes > 1 else None
     runs = [main, check] if check else [main]
     spent = {"warmup": sum(run.warmup_s for run in runs), "measure": sum(run.measure_s for run in runs)}
@@ -136,10 +197,10 @@ def trial(
         error=problem,
         kind=kind_of(point),
         started=started,
-        steps=len(steps),
+        steps=measured,
         step_ms=interval(steps, lambda value: value * 1e3),
         images_per_second=interval(steps, lambda value: images / value),
-        breakdown_ms=breakdown(main.ranks),
+        breakdown_ms=breakdown(main.ranks, independent),
         bus_bandwidth_gbps=bus,
         link_gbps=link.share * point.rate_gbps if link and link.counts_for(point) else None,
         link=link if link and link.fabric == point.fabric else None,
@@ -151,6 +212,7 @@ def trial(
         precision=main.precision if point.device == "cuda" else None,
         steadiness=steadiness(main.ranks) if point.device == "cuda" else None,
         loss=[*main.losses],
+        weights=weights(point, main, moving_rate) if independent else None,
         timing=Timing(launch=launch_s, **spent),
     )
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 
 from bench.catalogue import models
-from bench.plan import scale_model, unfold
+from bench.plan import asynchronous, scale_model, unfold
 from bench.plan.schema import Plan
 from bench.plan.unfold import PointGroup
 from bench.results.settings import differences as settings_differences
@@ -27,9 +27,13 @@ class Scaling:
 def settings_of(plan: Plan, point: Point, tuned: Tuning) -> Settings:
     """What a trial records beside its point. The tuned engine is in the point; small messages are not sent here."""
     link = plan.links.get(point.fabric)
-    training: dict[str, bool | str] = {}
+    training: dict[str, bool | float | str] = {}
     if plan.device == "cuda":
         training = {"precision": plan.precision or "fp32", "channels_last": plan.channels_last}
+    if point.engine in asynchronous.PERIODIC:
+        training |= {"period": plan.period}
+    if point.engine == "easgd":
+        training |= {"moving_rate": asynchronous.moving_rate(plan, point)}
     names = ("data_loader", "data_cores", "data_policy", "data_strict")
     return Settings(
         launcher=plan.launcher,
@@ -104,6 +108,8 @@ def trial_spec(plan: Plan, point: Point, shaped: bool, scaling: Scaling, twice: 
         compression=point.compression,
         precision=plan.precision or "fp32",
         channels_last=plan.channels_last,
+        period=plan.period if point.engine in asynchronous.PERIODIC else 1,
+        moving_rate=asynchronous.moving_rate(plan, point),
         input=input_spec(plan, point, scale if emulated(plan) and shaped else 1.0),
     )
 
@@ -111,8 +117,13 @@ def trial_spec(plan: Plan, point: Point, shaped: bool, scaling: Scaling, twice: 
 def node_s_per_byte(plan: Plan, point: Point) -> float:
     """Seconds per byte of gradients on the link between the emulated GPUs of a node, which NCCL's ring runs over."""
     gbytes = unfold.node_gbytes(plan, point)
+    if not gbytes:
+        return 0.0
+    if point.engine == "hogwild":
+        # Every GPU reads all shared weights and writes all updates.
+        return 2 / (gbytes * 1e9)
     how = "all_gather" if point.compression == "1bit" else "ring"
-    return transport.share(how, point.nodes, point.gpus_per_node) / (gbytes * 1e9) if gbytes else 0.0
+    return transport.share(how, point.nodes, point.gpus_per_node) / (gbytes * 1e9)
 
 
 def input_spec(plan: Plan, point: Point, scale: float) -> InputSpec | None:

@@ -25,7 +25,7 @@ def algorithm(point: Point, settings: Tuning) -> str:
     """How an engine adds up the gradients. Gloo's ring is flat: it does not add up inside a node first."""
     if point.compression == "1bit":
         return "all_gather"
-    if point.engine == "ps":
+    if point.engine in ("ps", "ps-async", "easgd"):
         return "parameter_server"
     if point.engine == "horovod-mpi" and point.device != "cuda":
         return tuning.all_reduce(settings, point.gpus)
@@ -68,8 +68,11 @@ def exchanges(algorithm: str, ranks: int) -> Iterator[tuple[int, int, float]]:
             yield rank, active[index ^ (1 << step)], 1 / (1 << step) if halving else 1.0
 
 
-def payload(point: Point, factor: float, shares: dict[str, float]) -> float:
-    """Bytes of gradients that a node must send per step, mean over nodes. shares: algorithm -> share of the bytes."""
+def payload(point: Point, factor: float, shares: dict[str, float], period: int = 1) -> float:
+    """Bytes of gradients or weights that a node must send per step, mean over nodes, if it sends in every period-th.
+
+    shares: algorithm -> share of the bytes.
+    """
     if point.nodes == 1:
         return 0.0
     sizes = [max(1, round(n / factor)) for n, _ in models.get(point.model).gradients_in_backward_order()]
@@ -78,7 +81,7 @@ def payload(point: Point, factor: float, shares: dict[str, float]) -> float:
     else:
         total = sum(sizes) * (2 if point.compression == "fp16" else 4)
     per_byte = sum(part * share(name, point.nodes, point.gpus_per_node) for name, part in shares.items())
-    return float(total * per_byte)
+    return float(total * per_byte) / period
 
 
 def served_bytes(point: Point, ranks: list[RankReport]) -> float:
@@ -150,7 +153,7 @@ def proof(
     counters = Counters(point, main, interface, nccl)
     sent = counters.mean
     shares = nccl.shares(how) if nccl else {how: 1.0}
-    expected = (payload(point, main.scale, shares) + served_bytes(point, main.ranks)) * WIRE_OVERHEAD
+    expected = (payload(point, main.scale, shares, main.period) + served_bytes(point, main.ranks)) * WIRE_OVERHEAD
     fixed = fixed_bytes(main, check, sent, Counters(point, check, interface, nccl).mean if check else 0.0)
     traffic = Traffic(
         interface=interface,

@@ -36,6 +36,7 @@ class EmulatedDevice:
     """Sleeps for the compute time and submits each gradient, scaled down, when a real device would have it."""
 
     precision: str | None = None
+    sends_at_end = False
 
     def __init__(self, trial: TrialSpec, gradients: list[Gradient], source: Feed) -> None:
         self.source = source
@@ -55,15 +56,17 @@ class EmulatedDevice:
     def step(self, engine: GradientSum) -> Step:
         begin = time.perf_counter()
         self.source.wait()
+        engine.begin(self.scale)
         start = time.perf_counter()
         sleep_until(start + self.forward)
-        engine.begin(self.scale)
         first = time.perf_counter()
         for name, tensor, ready in self.gradients:
             sleep_until(start + self.forward + ready * self.backward)
             engine.submit(name, tensor.fill_(1.0))
         sleep_until(start + self.forward + self.backward)
         computed = time.perf_counter()
+        if self.sends_at_end:
+            first = computed
         engine.wait()
         end = time.perf_counter()
         times = (end - begin, computed - start, end - first, start - begin)
@@ -154,6 +157,10 @@ class TrainingDevice:
 
 def make(trial: TrialSpec, gradients: list[Gradient], engine: Engine, source: Feed, accelerator: Accelerator) -> Device:
     if trial.device == "emulated":
+        if engine.holds_weights:
+            from bench.worker.weight_devices import EmulatedWeights
+
+            return EmulatedWeights(trial, gradients, source, engine)
         return EmulatedDevice(trial, gradients, source)
     target = torch.device(accelerator.place)
     arithmetic = accelerator.arithmetic(computed_in(trial.precision, engine.gather(accelerator.ampere)))
@@ -175,4 +182,8 @@ def make(trial: TrialSpec, gradients: list[Gradient], engine: Engine, source: Fe
     model, half = model.to(target, memory_format=layout), trial.compression == "fp16"
     if isinstance(engine, ModuleEngine):
         model = engine.module(model, half)
+    if engine.holds_weights:
+        from bench.worker.weight_devices import TrainedWeights
+
+        return TrainedWeights(model, images, labels, trial, source, accelerator, arithmetic, engine)
     return TrainingDevice(model, images, labels, trial.model, half, source, accelerator, arithmetic, layout)

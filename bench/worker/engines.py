@@ -21,6 +21,7 @@ class GradientSum(Protocol):
     size: int
     local_rank: int
     in_backward: bool  # the model itself averages its gradients during backward: nothing to submit
+    holds_weights: bool  # updates are submitted, and the engine changes the weights (weights.py)
 
     def begin(self, scale: float) -> None: ...
     def submit(self, name: str, tensor: torch.Tensor) -> None: ...
@@ -44,7 +45,7 @@ class Engine(GradientSum, Protocol):
 class HorovodEngine:
     """Horovod over MPI or Gloo; the launcher selects which. On GPUs it sends over NCCL."""
 
-    in_backward = False
+    in_backward = holds_weights = False
 
     def __init__(self, cuda: bool = False) -> None:
         import horovod.torch as hvd
@@ -119,7 +120,7 @@ class HorovodEngine:
 class TorchEngine:
     """torch.distributed, started by mpirun or by torchrun. Objects and barriers go over Gloo."""
 
-    in_backward = False
+    in_backward = holds_weights = False
 
     def __init__(self, backend: str = "gloo") -> None:
         import torch.distributed as dist
@@ -258,4 +259,20 @@ def make(name: str, cuda: bool = False) -> Engine:
         from bench.worker.parameter_server import ParameterServerEngine
 
         return ParameterServerEngine()
+    if name == "ps-async":
+        from bench.worker.ps_async import AsynchronousServerEngine
+
+        return AsynchronousServerEngine()
+    if name == "easgd":
+        from bench.worker.easgd import ElasticEngine
+
+        return ElasticEngine()
+    if name == "local-sgd":
+        from bench.worker.local_sgd import LocalSgdEngine
+
+        return LocalSgdEngine()
+    if name == "hogwild":
+        from bench.worker.hogwild import HogwildEngine
+
+        return HogwildEngine()
     return HorovodEngine(cuda)

@@ -26,13 +26,13 @@ class NodeLink:
 
     def __init__(self, engine: Any, seconds_per_byte: float) -> None:
         self.engine, self.seconds_per_byte = engine, seconds_per_byte
-        self.idle_from = 0.0
+        self.idle_from, self.at_end = 0.0, 0.0
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.engine, name)
 
     def begin(self, scale: float) -> None:
-        self.idle_from = 0.0
+        self.idle_from, self.at_end = 0.0, 0.0
         self.engine.begin(scale)
 
     def carry(self, tensor: torch.Tensor) -> None:
@@ -40,7 +40,11 @@ class NodeLink:
         self.idle_from = max(self.idle_from, time.perf_counter()) + size * self.seconds_per_byte
 
     def submit(self, name: str, tensor: torch.Tensor) -> None:
-        self.carry(tensor)
+        if self.engine.holds_weights and not self.engine.overlaps:
+            # Weights cross the link after the step, when the engine exchanges them.
+            self.at_end += tensor.numel() * tensor.element_size() * self.seconds_per_byte
+        else:
+            self.carry(tensor)
         self.engine.submit(name, tensor)
 
     def submit_bytes(self, name: str, payload: torch.Tensor) -> None:
@@ -48,6 +52,8 @@ class NodeLink:
         self.engine.submit_bytes(name, payload)
 
     def wait(self) -> None:
+        if self.at_end and self.engine.exchanges_next:
+            self.idle_from = time.perf_counter() + self.at_end
         self.engine.wait()
         sleep_until(self.idle_from)
 

@@ -1,6 +1,7 @@
 """How long a trial warms up and measures. Standard library only: a made-up list of step times tests it."""
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 
 from bench.worker import step_statistics
 
@@ -18,10 +19,12 @@ class Pace:
     warmup_steps: int | None  # at most
     seconds: float  # at least, for the warm-up and again for the measurement
     halves: bool  # both halves must be equally fast
+    period: int = 1  # steps from one exchange of weights to the next; a decision never falls between two
 
     def steps(self, times: list[float]) -> int:
         """How many steps to run until the next decision: each is also a sign of life for the controller."""
-        return min(self.chunk, max(FEWEST_STEPS, int(DECISION_SECONDS / times[-1]))) if times else FEWEST_STEPS
+        wanted = min(self.chunk, max(FEWEST_STEPS, int(DECISION_SECONDS / times[-1]))) if times else FEWEST_STEPS
+        return math.ceil(wanted / self.period) * self.period
 
     def is_warm(self, times: list[float]) -> bool:
         if self.warmup_steps is not None:
@@ -43,9 +46,12 @@ def steady(times: list[float]) -> bool:
 
 
 EMULATED = Pace(chunk=2, warmup_steps=8, seconds=0.0, halves=False)
+# A decision gathers all ranks. Without a barrier in their steps they should rarely meet.
+ASYNCHRONOUS_CHUNK = 12
 # A GPU lowers its clock within seconds of full load, when it reaches its limit of power or heat.
 GPU = Pace(chunk=10, warmup_steps=None, seconds=8.0, halves=True)
 
 
-def of(cuda: bool) -> Pace:
-    return GPU if cuda else EMULATED
+def of(cuda: bool, asynchronous: bool = False, period: int = 1) -> Pace:
+    pace = replace(GPU if cuda else EMULATED, period=period)
+    return replace(pace, chunk=ASYNCHRONOUS_CHUNK) if asynchronous else pace

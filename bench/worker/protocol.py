@@ -55,6 +55,8 @@ class TrialSpec:
     precision: str = "fp32"  # fp32, tf32 or amp; real devices only
     channels_last: bool = False
     tokens: int = 0  # length of a sequence; 0: the model reads images
+    period: int = 1  # steps between two exchanges of weights
+    moving_rate: float = 0.0  # of easgd
     input: InputSpec | None = None
 
 
@@ -128,6 +130,7 @@ class RankReport:
     clocks_mhz: list[float] = field(default_factory=list)  # of the GPU before and after the measured steps
     interface: str = ""  # of the fabric on this node, if the launch named a fabric
     not_finite: int | None = None  # first step, counted from 1 in the warm-up, whose loss is NaN or infinite
+    staleness: dict[str, int] = field(default_factory=dict)  # updates of others in between -> updates seen here
 
 
 @dataclass(frozen=True)
@@ -159,6 +162,7 @@ class TrialDone:
     warmup_s: float
     measure_s: float
     precision: str | None = None  # what real devices computed in, such as amp bf16
+    period: int = 1  # steps between two exchanges of weights
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 import argparse
 import ctypes
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -18,6 +19,8 @@ from bench.worker.protocol import Failed, Finished, LaunchSpec, Spec, Started, T
 from bench.worker.shards import DataError
 
 PR_SET_PDEATHSIG = 1
+# What Gloo says in all ranks that were connected to one that ended.
+LOST = re.compile("Connection (closed|reset) by peer")
 
 
 def local_rank() -> int:
@@ -67,6 +70,12 @@ def serve(work: Callable[[Engine, Accelerator, Spec, LaunchSpec], None]) -> None
     except DataError as error:
         # Every rank reports this itself: its peers only see a lost connection.
         emit(Failed(str(error)))
+        os._exit(1)
+    except RuntimeError as error:
+        if not LOST.search(str(error)):
+            raise
+        # One line instead of a traceback per rank; the launcher names the rank that ended.
+        print(f"Error: rank {engine.rank} lost its connection to a rank that ended", file=sys.stderr, flush=True)
         os._exit(1)
     engine.barrier()
     if engine.rank == 0:

@@ -47,6 +47,21 @@ def drift(values: list[float]) -> float | None:
     return statistics.median(parts[1]) / statistics.median(parts[0]) - 1 if parts else None
 
 
+def over_ranks(times: list[list[float]], independent: bool) -> list[float]:
+    """Time of each step from those of all ranks: of the slowest, which the others wait for.
+
+    Independent ranks do not wait. Then it is the step with which equal ranks would process as many images per second.
+    """
+    combine = statistics.harmonic_mean if independent else max
+    return [combine(steps) for steps in zip(*times, strict=True)]
+
+
+def windows(values: list[float], length: int) -> list[float]:
+    """Means of so many values at a time: of the steps from one exchange of weights to the next."""
+    whole = len(values) - len(values) % length
+    return [sum(values[at : at + length]) / length for at in range(0, whole, length)]
+
+
 def spread(values: list[float]) -> float:
     """Distance between the quartiles, relative to the median."""
     low, middle, high = statistics.quantiles(values, n=4, method="inclusive")

@@ -1,5 +1,6 @@
 """Run the trials of a launch, one process per GPU. Rank 0 prints the results."""
 
+import math
 import socket
 import statistics
 import time
@@ -15,6 +16,7 @@ from bench.worker import (
     pacing,
     rank,
     step_statistics,
+    weight_devices,
 )
 from bench.worker.accelerator import Accelerator
 from bench.worker.engines import Engine
@@ -24,10 +26,11 @@ from bench.worker.protocol import LaunchSpec, Progress, RankReport, Spec, Step, 
 CHECK_STEPS, CHECK_SECONDS = 3, 2.0
 
 
-def slowest(engine: Engine, steps: list[Step], late: bool) -> tuple[list[float], bool]:
-    """Time of the slowest rank per step (a step ends when all ranks end), and whether rank 0 is out of time."""
+def step_times_of(engine: Engine, steps: list[Step], late: bool, period: int = 1) -> tuple[list[float], bool]:
+    """Time of each step over all ranks, as means between two exchanges, and whether rank 0 is out of time."""
     reports = engine.gather(([step.total for step in steps], late))
-    return [max(times) for times in zip(*(times for times, _ in reports), strict=True)], reports[0][1]
+    times = step_statistics.over_ranks([times for times, _ in reports], engine.holds_weights)
+    return step_statistics.windows(times, period), reports[0][1]
 
 
 def run_trial(engine: Engine, accelerator: Accelerator, trial: TrialSpec, spec: Spec) -> None:
@@ -36,12 +39,12 @@ def run_trial(engine: Engine, accelerator: Accelerator, trial: TrialSpec, spec: 
     engine = compression.wrap(node_link.wrap(engine, trial.node_s_per_byte), trial.compression)
     source = feed.make(trial, engine)
     device = devices.make(trial, spec.gradients.get(trial.model, []), engine, source, accelerator)
-    pace = pacing.of(trial.device == "cuda")
+    pace = pacing.of(trial.device == "cuda", engine.holds_weights, trial.period)
     started = time.perf_counter()
     step_times: list[float] = []
     while True:
         chunk = [device.step(engine) for _ in range(pace.steps(step_times))]
-        times, late = slowest(engine, chunk, time.perf_counter() - started > trial.seconds)
+        times, late = step_times_of(engine, chunk, time.perf_counter() - started > trial.seconds, trial.period)
         step_times += times
         if engine.rank == 0:
             emit(WarmUp(trial.id, step_times[-1]))
@@ -56,10 +59,11 @@ def run_trial(engine: Engine, accelerator: Accelerator, trial: TrialSpec, spec: 
     sent_before, cpu_before = counters.sent_bytes(), counters.cpu_times()
     source.start()
     seconds = CHECK_SECONDS if trial.check else trial.seconds
+    check_steps = math.ceil(CHECK_STEPS / trial.period) * trial.period
     while True:
-        chunk = [device.step(engine) for _ in range(CHECK_STEPS if trial.check else pace.steps(step_times))]
+        chunk = [device.step(engine) for _ in range(check_steps if trial.check else pace.steps(step_times))]
         steps += chunk
-        times, late = slowest(engine, chunk, time.perf_counter() - warm_at > seconds)
+        times, late = step_times_of(engine, chunk, time.perf_counter() - warm_at > seconds, trial.period)
         step_times += times
         if engine.rank == 0:
             emit(Progress(trial.id, trial.images / statistics.median(step_times)))
@@ -81,6 +85,7 @@ def run_trial(engine: Engine, accelerator: Accelerator, trial: TrialSpec, spec: 
             interface=fabric.of_launch(),
             clocks_mhz=[clock for clock in clocks if clock is not None],
             not_finite=step_statistics.first_not_finite(device.losses),
+            staleness=weight_devices.staleness(engine),
         )
     )
     device.check(engine)
@@ -98,6 +103,7 @@ def run_trial(engine: Engine, accelerator: Accelerator, trial: TrialSpec, spec: 
                 warmup_s=warm_at - started,
                 measure_s=time.perf_counter() - warm_at,
                 precision=device.precision,
+                period=trial.period,
             )
         )
 

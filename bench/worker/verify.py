@@ -20,7 +20,7 @@ CLASSES = 10
 class SingleProcess:
     """The engine of a single process: its own gradients are the sum."""
 
-    rank, size, local_rank, in_backward = 0, 1, 0, False
+    rank, size, local_rank, in_backward, holds_weights = 0, 1, 0, False, False
 
     def begin(self, scale: float) -> None: ...
     def submit(self, name: str, tensor: torch.Tensor) -> None: ...

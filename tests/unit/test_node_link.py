@@ -34,6 +34,7 @@ class Tensor:
 class Instant:
     """An engine whose sums take no time."""
 
+    holds_weights, overlaps, exchanges_next = False, False, False
     size: int = 4
     sent: list[str] = field(default_factory=list)
 
