@@ -16,6 +16,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from pydantic import ConfigDict
+from typing_extensions import TypedDict
+
 from bench.run import source
 from bench.run.request import Request
 from bench.worker import run_list
@@ -28,6 +31,27 @@ from cluster.core.process import die_with_parent
 # Seconds in which the controller can still read the end of a run before the head shuts down.
 STOP_AFTER = 20
 INSTALL_SECONDS = 1800
+# In run_list.py: nothing can be done with a run whose record is lost.
+DAMAGED = "damaged"
+
+
+class Point(TypedDict):
+    name: str
+    words: list[str]
+    values: dict[str, Any]
+
+
+class Listed(TypedDict):
+    """A record as run_list.py prints it: run.json with the state and the end."""
+
+    __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc]
+    id: str
+    state: str
+    command: str
+    engine: str
+    nodes: list[str]
+    points: list[Point]
+    end: dict[str, Any] | None
 
 
 def share_folder(contract: Contract, run: str) -> str:
@@ -169,13 +193,16 @@ def listed(contract: Contract) -> list[dict[str, Any]]:
     done = ssh.gather({contract.head: argv})[contract.head]
     if done.returncode:
         raise InfraError(f"node {contract.head} does not answer: {done.stderr.strip()}; run `make status`")
-    return files.answer(done.stdout, f"node {contract.head}", list[dict[str, Any]])
+    return [{**one} for one in files.answer(done.stdout, f"node {contract.head}", list[Listed])]
 
 
 def find(contract: Contract, run: str, field: str = "ID") -> dict[str, Any]:
     found = listed(contract)
     for one in found[-1:] if run == "latest" else found:
         if run in (one["id"], "latest"):
+            if one["state"] == DAMAGED:
+                folder = share_folder(contract, one["id"])
+                raise UserError(f"{field} {one['id']}: {folder}/run.json is damaged; take what you need from {folder}")
             return one
     known = f"known: {', '.join(one['id'] for one in found[-3:])}" if found else "there are none"
     raise UserError(f"{field} {run[:60]}: no such run; {known}")

@@ -139,10 +139,14 @@ def stream(argv: list[str], log: Path, name: str) -> int:
 
 def runs(share: Path) -> int:
     for folder in sorted((share / "runs").glob("*/run.json")):
-        found = json.loads(folder.read_text())
         end = folder.with_name("end.json")
-        state = json.loads(end.read_text())["state"] if end.exists() else "running or lost"
-        print(f"{found['id']}  {state:9s}  {len(found['nodes'])} nodes  {found['command']}")
+        try:
+            found = json.loads(folder.read_text())
+            state = json.loads(end.read_text())["state"] if end.exists() else "running or lost"
+            print(f"{found['id']}  {state:9s}  {len(found['nodes'])} nodes  {found['command']}")
+        except (OSError, ValueError, KeyError, TypeError):
+            # A full disk or an editor damaged a file.
+            print(f"{folder.parent.name}  damaged")
     return 0
 
 

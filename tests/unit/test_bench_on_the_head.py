@@ -9,10 +9,13 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
+from bench.run import nodes
 from bench.worker import on_head, run_list
+from cluster.core import files
 
 
 @pytest.fixture
@@ -78,9 +81,26 @@ def test_a_run_has_a_folder_the_variables_and_a_record(
     assert capfd.readouterr().out == (folder / "logs/rank-0.log").read_text() == f"1 3 {tmp_path}/share/datasets\n"
     assert (folder / "out/x").read_text() == "7\n"
     # The controller's `bench runs` reads the same record.
-    program = f"{Path(run_list.__file__).read_text()}\nmain()\n"
-    argv = ["python3", "-c", program, str(tmp_path / "share/runs")]
-    (listed,) = json.loads(subprocess.run(argv, capture_output=True, text=True, check=True).stdout)
+    (listed,) = runs_on(tmp_path / "share")
     # Processes of the run are ended on all of its nodes, whoever started them there.
     assert bench.cleared == [("head", "w1", "w2")]
     assert (listed["state"], listed["nodes"], listed["id"]) == ("failed", ["head", "w1", "w2"], folder.name)
+
+
+def runs_on(share: Path) -> list[dict[str, Any]]:
+    """What the controller's `bench runs` gets."""
+    argv = ["python3", "-c", f"{Path(run_list.__file__).read_text()}\nmain()\n", str(share / "runs")]
+    done = subprocess.run(argv, capture_output=True, text=True, check=True)
+    return files.answer(done.stdout, "node head", list[nodes.Listed])
+
+
+def test_damaged_record_hides_no_other_run(bench: ModuleType, tmp_path: Path, capsys) -> None:
+    whole = {"id": "2", "command": "c", "engine": "ddp", "nodes": ["w1"], "points": [], "groups": []}
+    for name, text in {"1": '{"id": "1", "comm', "2": json.dumps(whole), "3": "[]", "4": '{"a": 1}'}.items():
+        (tmp_path / "runs" / name).mkdir(parents=True)
+        (tmp_path / "runs" / name / "run.json").write_text(text)
+    (tmp_path / "runs/2/end.json").write_text('{"state": "o')
+    states = {"1": "damaged", "2": "lost", "3": "damaged", "4": "damaged"}
+    assert {one["id"]: one["state"] for one in runs_on(tmp_path)} == states
+    bench.runs(tmp_path)
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == list(states)
