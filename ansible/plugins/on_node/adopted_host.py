@@ -148,7 +148,8 @@ def release(account):
         return {"known": False}
     # A deploy that ended early has noted nothing.
     state, changes = read(STATE), {"files": {}, "units": []} | read(CHANGES)
-    said = {"known": True, "kept": [], "left": [path for path in DATA if os.path.exists(path)]}
+    left = [path for path in DATA if os.path.exists(path) and path not in state["existed"]]
+    said = {"known": True, "kept": [], "left": left}
     added = sorted(set(packages()) - set(state["packages"]))
     stop_ours(changes["files"])
     with tarfile.open(FILES) as tar:
@@ -168,26 +169,29 @@ def release(account):
     restore_units(state, [*changes["units"], *with_drop_ins(changes["files"])], added)
     for name, value in state["sysctls"].items():
         run("sysctl", "--quiet", "--write", f"{name}={value}")
-    run("sshd", "-t", check=True)
     # A server that loads its settings again refuses connections for a moment.
-    changed = any(path.startswith("/etc/ssh/sshd_config") for path in changes["files"])
-    if changed and "ssh.socket" not in state["active"]:
-        run("systemctl", "reload", "ssh.service")
-    elif changed and "ssh.service" in state["active"]:
-        run("systemctl", "restart", "ssh.service")
+    if any(path.startswith("/etc/ssh/sshd_config") for path in changes["files"]):
+        reload_ssh(state["active"])
     shutil.rmtree(OWN)
     return {**said, "packages": added}
+
+
+def reload_ssh(active):
+    os.makedirs("/run/sshd", exist_ok=True)
+    run("sshd", "-t", check=True)
+    if "ssh.socket" not in active:
+        run("systemctl", "reload", "ssh.service")
+    elif "ssh.service" in active:
+        run("systemctl", "restart", "ssh.service")
 
 
 def stop_ours(files):
     for command, word in (("cluster-hosts", "restore"), ("fabric-rate", "off")):
         if os.path.exists(f"/usr/local/sbin/{command}"):
             run(f"/usr/local/sbin/{command}", word)
-    folder = "/etc/systemd/system/"
-    names = [path.removeprefix(folder) for path in files if path.startswith(folder)]
-    for name in names:
-        if "/" not in name and "." in name and os.path.exists(folder + name):
-            run("systemctl", "disable", "--now", name)
+    for path in files:
+        if os.path.dirname(path) == "/etc/systemd/system" and os.path.isfile(path):
+            run("systemctl", "disable", "--now", os.path.basename(path))
 
 
 def undo(path, ours, tar, members, kept):
