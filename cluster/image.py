@@ -197,6 +197,10 @@ def make_base(state: State, release: str, image: str, progress: Progress) -> Non
     # Given explicitly: Ubuntu's apt does not trust Debian's archive, and the reverse.
     keyring = ubuntu_keyring.find(progress) if system == "ubuntu" else DEBIAN_KEYRING
     options += [f"--keyring={keyring}", f"--components={components}"]
+    if system == "ubuntu":
+        # apt's own account may not read the keyring in our cache. The root file system keeps no such option.
+        options.append('--aptopt=APT::Sandbox::User "root"')
+        options.append('--customize-hook=rm -f "$1/etc/apt/apt.conf.d/99mmdebstrap"')
     options += [f"--dpkgopt={option}" for option in DPKG_OPTIONS]
     log, env = state.log("root"), state.environment()
 
