@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
+
 import jinja2
+import yaml
 
 from cluster.core.config import ROOT
 
@@ -40,3 +43,32 @@ def test_mpi_uses_libfabric_and_nothing_else_on_efa():
 def test_mpi_uses_only_the_subnet_on_tcp():
     found = parameters("tcp")
     assert (found["pml"], found["btl"], found["btl_tcp_if_include"]) == ("ob1", "tcp,self,vader", "10.0.1.0/24")
+
+
+def build_id(**changes: str) -> str:
+    """The key of Horovod's compiled wheel, as roles/horovod derives it."""
+    tasks = yaml.safe_load((ROOT / "roles/horovod/tasks/install.yml").read_text())
+    (task,) = [task for task in tasks if task["name"].startswith("Derive the build id")]
+    values = {"horovod_device": "cpu", "horovod_torch_version": "2.13.0", "horovod_arch_flags": "", "lock": "a"}
+    values |= {"toolchain": "python3 3.11.2", **changes}
+    environment = jinja2.Environment(undefined=jinja2.StrictUndefined)  # noqa: S701 (no HTML)
+    environment.filters["hash"] = lambda text, kind: hashlib.new(kind, text.encode()).hexdigest()
+    variables = {**values, "horovod_toolchain": {"stdout": values["toolchain"]}, "horovod_lock": "nodes.lock"}
+    variables["lookup"] = lambda plugin, path: values["lock"]
+    for name in ("horovod_cuda_build", "horovod_versions"):
+        variables[name] = environment.from_string(task["vars"][name]).render(variables)
+    return environment.from_string(task["ansible.builtin.set_fact"]["horovod_build"]).render(variables)
+
+
+def test_wheel_is_compiled_again_for_another_cpu_level_python_torch_or_cuda_lock():
+    builds = [
+        build_id(),
+        build_id(horovod_arch_flags="-march=x86-64-v2"),
+        build_id(horovod_arch_flags="-march=x86-64-v3"),
+        build_id(toolchain="python3 3.13.5"),
+        build_id(horovod_torch_version="2.7.1"),
+        build_id(horovod_device="cuda"),
+        build_id(horovod_device="cuda", lock="b"),
+    ]
+    assert len(set(builds)) == len(builds)
+    assert build_id(lock="b") == builds[0] == build_id()
