@@ -17,6 +17,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import time
 from pathlib import Path
 
 OWN = Path("/var/lib/horovod-cluster")
@@ -160,9 +161,8 @@ def release(account):
             if path not in state["existed"]:
                 remove(path)
         remove_mount_point(state["mount_point"])
-        if not state["account"] and answers(pwd.getpwnam, account):
-            run("pkill", "-KILL", "-u", account)
-            run("userdel", "--remove", account)
+        if not state["account"]:
+            remove_account(account)
         for name in ACCOUNT_FILES:
             restore_backup(f"/etc/{name}", tar, members)
     run("systemctl", "daemon-reload")
@@ -197,7 +197,9 @@ def stop_ours(files):
 def undo(path, ours, tar, members, kept):
     now = digest(path)
     if now is not None and now != ours:
-        kept.append(path)
+        # A release that was interrupted has restored it already.
+        if now != original(path, tar, members):
+            kept.append(path)
     elif path in members and not members[path].isdir():
         restore(path, tar, members)
     elif (OF_PACKAGES / path.lstrip("/")).exists():
@@ -206,6 +208,14 @@ def undo(path, ours, tar, members, kept):
         os.unlink(path)
     elif os.path.isdir(path) and path not in members and not os.listdir(path):
         os.rmdir(path)
+
+
+def original(path, tar, members):
+    """As `digest` says it."""
+    one = members.get(path)
+    if one and one.issym():
+        return one.linkname
+    return hashlib.sha256(tar.extractfile(one).read()).hexdigest() if one and one.isfile() else None
 
 
 def restore(path, tar, members):
@@ -229,6 +239,17 @@ def remove(path):
         shutil.rmtree(path)
     elif os.path.lexists(path):
         os.unlink(path)
+
+
+def remove_account(name):
+    """userdel refuses while a process of the account is there, and a killed one takes a moment to go."""
+    for _ in range(40):
+        if not answers(pwd.getpwnam, name):
+            return
+        run("pkill", "-KILL", "-u", name)
+        run("userdel", "--remove", name)
+        time.sleep(0.1)
+    run("userdel", "--remove", name, check=True)
 
 
 def remove_mount_point(path):
