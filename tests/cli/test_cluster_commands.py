@@ -62,6 +62,29 @@ def test_scale_without_a_number_changes_nothing(project: Project, machine: Path)
     assert written(project) == before
 
 
+def test_sweep_of_a_plan_that_cannot_fit_costs_nothing(project: Project, machine: Path) -> None:
+    terraform = project.folder / "bin/terraform"
+    terraform.unlink()
+    terraform.write_text(f"#!/bin/sh\ntouch {machine}/terraform-ran\nexit 1\n")
+    terraform.chmod(0o755)
+    for env, plan, message in (
+        ("aws", {"fabrics": ["1g"]}, "plan.fabrics: unknown fabric '1g'; choose from "),
+        ("aws", {"gpus_per_node": 16, "device": "cuda"}, "plan.device: cuda needs 16 GPUs per node, the cluster has "),
+        ("baremetal", {"nodes": [64]}, "plan.nodes: 64 nodes requested, the cluster has "),
+        (ENV, {"device": "cuda"}, "plan.device: cuda needs 1 GPUs per node, the cluster has 0"),
+    ):
+        (machine / "plan.yml").write_text(json.dumps({"nodes": [1], "batches": [32], "fabrics": "active", **plan}))
+        before, containers = set(written(project)), podman.read(machine)
+        done = project.run("bench", "sweep", "--env", env, "--plan", machine / "plan.yml")
+        assert done.returncode == 2, last_line(done)
+        assert message in done.stderr
+        assert done.stderr.count("\n") == 1
+        assert not (machine / "terraform-ran").exists()
+        # The lock of the environment, and its folder.
+        assert {Path(path).name for path in set(written(project)) - before} <= {".state", f"{env}.lock"}
+        assert podman.read(machine) == containers
+
+
 def test_plan_builds_no_image(project: Project, machine: Path) -> None:
     # What a build starts with; without it, a build ends with another message.
     builder = machine / "bin/mmdebstrap"
