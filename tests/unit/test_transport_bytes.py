@@ -160,3 +160,60 @@ def test_log_of_efa_is_no_problem_on_efa_only():
     assert log.problem() is None
     assert log.shares("unknown") == {"ring": 1.0}
     assert "NET/AWS Libfabric on head" in read("efa.log", "tcp", "ens5").problem()
+
+
+@pytest.mark.parametrize(
+    ("line", "host", "network"),
+    [
+        # NCCL 2.4, 2.10 and 2.12, with a communicator, and with the prefixes of mpirun and of a log collector.
+        ("n1:2771:2801 [0] NCCL INFO Ring 00 : 0 -> 1 [send] via NET/Socket/0", "n1", "Socket"),
+        (
+            "ip-10-0-1-2:46:51 [0] NCCL INFO Channel 00 : 1[1e0] -> 0[1e0] [send] via NET/Socket/0",
+            "ip-10-0-1-2",
+            "Socket",
+        ),
+        ("n1:27:72 [1] NCCL INFO Channel 00/0 : 1[101d0] -> 8[101c0] [send] via NET/IB/0/GDRDMA", "n1", "IB"),
+        (
+            "n1:927:927 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/IBext_v8/0 comm 0x2 nRanks 02",
+            "n1",
+            "IBext_v8",
+        ),
+        (
+            "[1,1]<stdout>:n1:21:26 [0] NCCL INFO Channel 00/0 : 1[f50] -> 0[350] [send] via NET/AWS Libfabric/0",
+            "n1",
+            "AWS Libfabric",
+        ),
+        # The plugin's name since 1.12.
+        (
+            "(pid=9) n1.site:1:257 [0] NCCL INFO Channel 01/0 : 0[0] -> 1[0] [send] via NET/Libfabric/0/GDRDMA",
+            "n1.site",
+            "Libfabric",
+        ),
+    ],
+)
+def test_lines_of_every_version_of_nccl_name_host_and_network(line, host, network):
+    kind = next(name for name, word in nccl_log.NETWORKS.items() if word in network)
+    log = nccl_log.Log(kind, "eth1", "10.9.1.0/24")
+    log.read(line + "\n")
+    assert log.sends == {host: {network}}
+    assert log.problem() is None
+
+
+@pytest.mark.parametrize(
+    ("line", "algorithm"),
+    [
+        ("n1:4:4 [0] NCCL INFO 4096 Bytes -> Algo 0 proto 2 time 34.69", "tree"),
+        ("n1:4:4 [0] NCCL INFO AllReduce: 4096 Bytes -> Algo Ring proto LL128 channel{Lo..Hi}={0..15}", "ring"),
+        ("n1:4:4 [0] NCCL INFO AllReduce: 4096 Bytes -> Algo NVLS_TREE proto SIMPLE channel{Lo..Hi}={0..15}", "tree"),
+        (
+            "n1:4:4 [0] NCCL INFO AllReduce: 4096 Bytes -> Algo COLLNET_CHAIN proto SIMPLE channel{Lo..Hi}={0..1}",
+            "in_network",
+        ),
+        # No sum of gradients.
+        ("n1:4:4 [0] NCCL INFO Broadcast: 4096 Bytes -> Algo RING proto SIMPLE channel{Lo..Hi}={0..0}", None),
+    ],
+)
+def test_lines_of_every_version_of_nccl_name_the_algorithm(line, algorithm):
+    log = nccl_log.Log("tcp", "eth1", "10.9.1.0/24")
+    log.read(line + "\n")
+    assert log.algorithm_bytes == ({algorithm: 4096} if algorithm else {})
