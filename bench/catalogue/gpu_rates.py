@@ -96,6 +96,11 @@ def own_rates(gpu: str, network: models.Model) -> Profile | None:
     return _BY_NETWORK.get((canonical(gpu), network.name, network.tokens))
 
 
+def with_rates(network: models.Model) -> list[str]:
+    """GPUs on which a step of this network has a known duration."""
+    return [gpu for gpu in PROFILES if network.follows_macs or own_rates(gpu, network) is not None]
+
+
 def usual_precision(gpu: str, model: str, seq_len: int | None = None) -> str:
     return (own_rates(gpu, models.get(model, seq_len)) or get(gpu)).default_precision
 

@@ -9,6 +9,8 @@ from bench.catalogue import gpu_rates
 GBYTES = {"pcie": 6.4, "nvlink": 40.0}
 # Bus bandwidth that nccl-tests show, by generation.
 NVLINK_GBYTES = {"p100": 40.0, "v100": 120.0, "a100": 200.0, "h100-sxm": 480.0}
+# What images take into one GPU: PCIe 3.0 x16 in practice.
+PCIE_IN_GBYTES = 12.0
 # GPUs that reach the full ring bandwidth over PCIe. More share the uplinks of their switches.
 PCIE_GPUS = 4
 NAMES = {"pcie": "PCIe", "nvlink": "NVLink"}

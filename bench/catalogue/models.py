@@ -6,11 +6,12 @@ emulated device, the predictor and the check of the torch models all use these t
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 
-from bench.catalogue import mobile, transformers
+from bench.catalogue import mobile, own_models, transformers
 from bench.catalogue.layers import Builder, Layer, Shape
 from bench.worker.model_sizes import TRANSFORMERS, VIT_B16, VIT_PATCH
 from cluster.core.errors import UserError
@@ -27,6 +28,8 @@ class Model:
     # Whether the time of a step follows the multiply-accumulates, as between common CNNs. Depthwise convolutions and
     # transformers have another ratio, so a rate of ResNet-50 says nothing about them.
     follows_macs: bool = True
+    # Values that training keeps of one image or sequence, where they were counted.
+    kept: int | None = None
 
     @property
     def unit(self) -> str:
@@ -211,8 +214,10 @@ def get(name: str, seq_len: int | None = None) -> Model:
             raise UserError(f"--seq-len: {tokens} is too long, {name} knows {size.positions} positions")
         build = transformers.bert if name.startswith("bert") else transformers.gpt2
         return Model(name, 0, build(size, tokens), tokens, follows_macs=False)
+    if is_file(name):
+        return _own(name, seq_len)
     if name not in NAMES:
-        raise UserError(f"model: {name!r} is not known, use one of {', '.join(NAMES)}")
+        raise UserError(f"model: {name!r} is not known, use one of {', '.join(NAMES)}, or a --model-file of your own")
     if seq_len is not None:
         raise UserError(f"--seq-len: {name} reads images; only {', '.join(SEQUENCE)} have a sequence length")
     if name in _OTHERS:
@@ -220,3 +225,30 @@ def get(name: str, seq_len: int | None = None) -> Model:
         return Model(name, pixels, make(), follows_macs=False)
     pixels, make = _CNNS[name]
     return Model(name, pixels, make())
+
+
+def _own(name: str, seq_len: int | None) -> Model:
+    kind, shape, layers, kept = own_models.read(name)
+    tokens = shape[-1] if kind == "sequences" else 0
+    if seq_len not in (None, tokens or None):
+        raise UserError(f"--seq-len: {name} was written for inputs of {'x'.join(map(str, shape))}; write another file")
+    return Model(name, 0 if tokens else shape[-1], layers, tokens, follows_macs=False, kept=kept)
+
+
+def is_file(name: str) -> bool:
+    """Whether a model's name is that of a --model-file."""
+    return name.endswith(own_models.SUFFIX)
+
+
+def add_arguments(parser: argparse.ArgumentParser, default: str | None = None) -> None:
+    """--model and --model-file; both give the name that `get` takes."""
+
+    def file(text: str) -> str:
+        if not is_file(text):
+            raise argparse.ArgumentTypeError(f"{text!r} must end in {own_models.SUFFIX}")
+        return text
+
+    either = parser.add_mutually_exclusive_group()
+    either.add_argument("--model", default=default, help=f"{', '.join(NAMES)} (default resnet50)")
+    text = "a model of your own, in the table that `bench predict --torch` writes"
+    either.add_argument("--model-file", dest="model", type=file, default=argparse.SUPPRESS, metavar="CSV", help=text)

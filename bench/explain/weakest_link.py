@@ -12,6 +12,7 @@ from typing import Any
 import networkx
 
 from bench import words
+from bench.catalogue import interconnect
 from bench.explain import diagnosis
 from bench.explain.diagnosis import LINK_FULL
 from bench.parse import quantity
@@ -21,7 +22,7 @@ from cluster.core.errors import UserError
 IMAGE_BYTES = 110_000.0
 TENSOR_BYTES = 224 * 224 * 3 * 4.0
 # Speeds in bytes/s of components that were not measured: sequential rates of vendors, and PCIe 3.0 x16 in practice.
-PUBLISHED = {"ssd": 0.4e9, "pcie": 12e9}
+PUBLISHED = {"ssd": 0.4e9, "pcie": 1e9 * interconnect.PCIE_IN_GBYTES}
 # Flow algorithms need integers: the unit is a thousandth of an image per second.
 GRAIN = 1000
 EXPLICIT_NODES = 64

@@ -47,12 +47,16 @@ def check(plan: Plan, cluster: Contract | None, available: int) -> None:
     for model in plan.models:
         if models.get(model).tokens and plan.data != ["synthetic"]:
             raise UserError(f"plan.data: {model} reads words, the data sets hold images; write synthetic")
+        if models.is_file(model) and "/" in model:
+            raise UserError(f"plan.models: {model}: name a file in the working folder, without its folder")
+        if models.is_file(model) and not plan.device.startswith("emulated:"):
+            raise UserError(f"plan.models: {model} lists sizes only; set device: emulated:<profile>")
     if plan.data_loader == "dali" and plan.device != "cuda":
         raise UserError(f"plan.data_loader: dali needs device cuda, not {plan.device}; remove it")
     kind, _, profile = plan.device.partition(":")
     if plan.interconnect != "auto" and kind != "emulated":
         raise UserError(f"plan.interconnect: device {plan.device} has its own links between GPUs; remove it")
-    if isinstance(plan.compute_ms, dict) and (unknown := plan.compute_ms.keys() - set(models.NAMES)):
+    if isinstance(plan.compute_ms, dict) and (unknown := plan.compute_ms.keys() - {*models.NAMES, *plan.models}):
         names = ", ".join(models.NAMES)
         raise UserError(f"plan.compute_ms: unknown model {sorted(unknown)[0]!r}; choose from {names}")
     if plan.channels_last and kind != "cuda":

@@ -97,7 +97,7 @@ class Plan(Section):
         description="extra link rates to emulate, in addition to the cluster's fabrics: name -> rate_gbps, burst_ms",
     )
     models: Annotated[list[str], Field(min_length=1), Unique] = Field(
-        default=["resnet50"], description=", ".join(models.NAMES)
+        default=["resnet50"], description=", ".join((*models.NAMES, "or a CSV that `bench predict --torch` wrote"))
     )
     engines: Annotated[list[Engine], Field(min_length=1), Unique] = Field(
         default=["horovod"],

@@ -5,6 +5,8 @@ Examples:
   bench predict --gpu v100 --gpus 1,4,8,16,32,64 --gpus-per-node 4 --rate-gbps 1,10,100 --plot scaling.svg
   bench predict --single-rate 253.1 --anchor 8:1282.3 --overlap none --gpus 32 --gpus-per-node 4 --rate-gbps 10
   bench predict --model bert-large --seq-len 512 --batch 16 --gpu a100 --gpus 64 --gpus-per-node 8 --rate-gbps 200
+  bench predict --torch train:make_model --model-file my-model.csv
+  bench predict --model-file my-model.csv --single-rate 120 --gpus 8,32 --gpus-per-node 8 --rate-gbps 25
   bench predict --calibrate results/local/latest --gpus 10,1024
   bench predict --validate
 """
@@ -17,12 +19,13 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from bench import words
-from bench.catalogue import gpu_rates, interconnect, models
+from bench.catalogue import gpu_rates, models
 from bench.parse import TRANSPORTS, counts, named_path, transport
-from bench.predict import anchors, memory
+from bench.predict import anchors, assumptions, memory
 from bench.predict.inputs import (
     COLLECTIVES,
     COMPRESSIONS,
@@ -82,7 +85,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = (__doc__ or "").split("\n\n", 1)[1]
     option = parser.add_argument
-    option("--model", help=f"{', '.join(models.NAMES)} (default resnet50)")
+    models.add_arguments(parser)
+    text = "read a torch model's layers into --model-file; needs torch, so run it in your venv or on the head"
+    option("--torch", metavar="PACKAGE.MODULE:FACTORY", help=text)
     option("--batch", type=COUNT, help="images or sequences per GPU and micro-batch (default 64)")
     option("--seq-len", type=COUNT, help="words per sequence of a language model")
     option("--grad-accum", type=COUNT, default=1, help="micro-batches per update (default 1)")
@@ -150,17 +155,35 @@ def run(args: argparse.Namespace) -> int:
         return validate.run(args.table, args.json)
     if args.calibrate:
         return _calibrate(args)
+    if args.torch and _write_model(args) and args.gpus is None:
+        return 0
     rows = _rows(args)
     if args.json:
         answer = [row.as_json() for row in rows]
         print(json.dumps(answer[0] if len(answer) == 1 else answer, indent=2))
     else:
         print(f"one GPU: {rows[0].setup.single_images_per_second:.1f} {_unit(rows)}/s ({rows[0].single_source})")
-        print(_assumptions(rows[0], args.optimizer))
+        fits = memory.check(rows[0].setup, args.optimizer).text
+        print(f"{assumptions.text([rows[0].setup])}; memory per GPU {fits} ({args.optimizer})")
         print(_as_text(rows))
         print(_doubt(rows))
     _plot(args, rows)
     return 0
+
+
+def _write_model(args: argparse.Namespace) -> bool:
+    from bench.worker import torch_sizes
+
+    if args.model is None or not models.is_file(args.model):
+        raise UserError("--model-file: missing; --torch writes the layers to this file, such as my-model.csv")
+    try:
+        torch_sizes.write(torch_sizes.read(args.torch, args.seq_len), Path(args.model))
+    except torch_sizes.Refused as error:
+        raise UserError(str(error)) from None
+    found = models.get(args.model)
+    told = f"{found.parameters:,} parameters in {found.gradient_tensors} tensors"
+    print(f"wrote {args.model}: {told}, {found.macs / 1e9:.3g} GMAC per sample", file=sys.stderr)
+    return True
 
 
 def _rows(args: argparse.Namespace) -> list[Row]:
@@ -205,19 +228,6 @@ def _parameters(args: argparse.Namespace, setup: Setup, rates: Sequence[float | 
 
 def _unit(rows: Sequence[Row]) -> str:
     return rows[0].setup.network.unit
-
-
-def _assumptions(row: Row, optimizer: str) -> str:
-    """What the answer takes for granted."""
-    setup = row.setup
-    inside = "one GPU per node"
-    if setup.gpus_per_node > 1:
-        asked = ", see --interconnect" if setup.interconnect == "auto" else ""
-        inside = f"{interconnect.NAMES[setup.intra]} inside a node ({setup.intra_gbytes:g} GB/s{asked})"
-    sent = f"{setup.precision}, " if setup.precision else ""
-    sent += f"gradients of {setup.gradient_bytes:g} bytes"
-    fits = memory.check(setup, optimizer).text
-    return f"assumed: {inside}; {setup.collective}; {sent}; memory per GPU {fits} ({optimizer})"
 
 
 def _doubt(rows: Sequence[Row]) -> str:

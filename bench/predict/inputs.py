@@ -268,6 +268,8 @@ def single_step(
         raise UserError(f"--batch: {batch} must be at least 1")
     if single_rate is not None:
         return 1000 * batch / positive(single_rate, "--single-rate"), "given", MEASURED_DOUBT
+    if gpu is None and not gpu_rates.with_rates(network):
+        raise UserError(f"--single-rate: missing; no rate of {model} is published, so measure one GPU")
     if gpu is None:
         raise UserError(f"--gpu: give a profile ({', '.join(gpu_rates.PROFILES)}) or a measured --single-rate")
     step, source = gpu_rates.compute_ms(gpu, model, batch, precision, seq_len)

@@ -34,6 +34,10 @@ class Fit:
     variants_gb: tuple[float, ...]
 
     @property
+    def impossible(self) -> bool:
+        return bool(self.variants_gb) and self.needed_gb > TOLERANCE * max(self.variants_gb)
+
+    @property
     def text(self) -> str:
         need = f"about {self.needed_gb:.1f} GB"
         if not self.variants_gb:
@@ -55,6 +59,8 @@ def activations(part: models.Model | units.Unit) -> float:
 
 def activation_bytes(model: models.Model, half: bool) -> float:
     """Of one sample. Transformers: 34 s h + 5 a s^2 bytes per block in half precision (Korthikanti et al. 2022)."""
+    if model.kept is not None:
+        return (2 if half else 4) * model.kept
     size = units.size_of(model)
     if size is None:
         return (2 if half else 4) * KEPT * activations(model)
@@ -82,9 +88,13 @@ def needed_gb(setup: Setup, optimizer: str) -> float:
     return (each * model.parameters + setup.batch * activation_bytes(model, half)) / 1e9
 
 
+def fit(setup: Setup, optimizer: str) -> Fit:
+    return Fit(needed_gb(setup, optimizer), MEMORY_GB.get(gpu_rates.canonical(setup.gpu or ""), ()))
+
+
 def check(setup: Setup, optimizer: str) -> Fit:
-    found = Fit(needed_gb(setup, optimizer), MEMORY_GB.get(gpu_rates.canonical(setup.gpu or ""), ()))
-    if found.variants_gb and found.needed_gb > TOLERANCE * max(found.variants_gb):
+    found = fit(setup, optimizer)
+    if found.impossible:
         raise UserError(
             f"--batch: {setup.model} with {setup.batch} {setup.network.unit} needs about {found.needed_gb:.0f} GB, "
             f"{setup.gpu} has {max(found.variants_gb):g}; use a smaller --batch, with --grad-accum for the same update"

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 
 from bench.parse import TRANSPORTS, counts, named_path, number, transport
-from bench.predict import anchors
+from bench.predict import anchors, assumptions
 from bench.predict.inputs import DEFAULTS, Parameters, Setup
 from bench.predict.step import predict
 from bench.sizing import components, costs, epochs
@@ -82,6 +82,9 @@ def run(args: argparse.Namespace) -> int:
         )
     else:
         print(_head(args, workload, fixed, samples))
+        some = components.setup(args, args.batch, args.gpus_per_node, args.gpus_per_node, rates[0], via)
+        rate = f"{rates[0]:g} Gbit/s" if rates[0] else "a network of unknown rate"
+        print(f"{assumptions.text([some])}; {rate} over {via}")
         print(_as_text(answers, "samples" if workload and workload.samples == 1 else "epochs"))
         more = f"more than {enough:,} GPUs save less than {WORTHWHILE:.0%} when doubled"
         print(more if enough < MOST_GPUS else f"doubling helps up to {MOST_GPUS:,} GPUs")

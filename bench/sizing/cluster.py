@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from bench.parse import TRANSPORTS, counts, numbers, share, transport
+from bench.predict import assumptions, memory
 from bench.predict.inputs import Setup
 from bench.predict.step import Prediction, predict
 from bench.sizing import components, costs
@@ -66,15 +67,21 @@ def run(args: argparse.Namespace) -> int:
         raise UserError("--batch: --single-rate holds for one batch, give that one or a --gpu profile")
     known = costs.from_arguments(args)
     ports = _ports(args, known)
-    found = []
+    found: list[Option] = []
+    too_large: Setup | None = None
     for per_node in counts(args.gpus_per_node, "--gpus-per-node"):
         if args.gpus % per_node:
             continue
         for batch in batches:
             # One node needs no network, so one of them is enough.
             for via, rate in ports if args.gpus > per_node else [next(iter(ports))]:
-                setup = components.setup(args, batch, args.gpus, per_node, rate, via)
+                setup = components.any_size(args, batch, args.gpus, per_node, rate, via)
+                if memory.fit(setup, "sgd").impossible:
+                    too_large = setup
+                    continue
                 found.append(Option(setup, predict(setup), known.per_hour(setup)))
+    if not found and too_large is not None:
+        memory.check(too_large, "sgd")
     if not found:
         raise UserError(f"--gpus-per-node: none of {args.gpus_per_node} divides --gpus {args.gpus}")
     # Cheapest per image first.
@@ -128,6 +135,7 @@ def _print(
     listed = ", ".join(f"{via} {rate:g} Gbit/s {price:g}" for (via, rate), price in ports.items())
     print(f"USD per hour: GPU {known.gpu:g}, node {known.node:g}, port: {listed}")
     print("cost = GPUs x GPU + nodes x (node + port)")
+    print(assumptions.text([option.setup for option in shown]))
     reached = f"{len(enough)} configurations reach {target:g}, cheapest per image first:"
     print(reached if enough else f"none reaches {target:g}; closest:", end="\n\n")
     head = (

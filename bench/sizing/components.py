@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, replace
 
 from bench.catalogue import gpu_rates, models
 from bench.parse import number
+from bench.predict import memory
 from bench.predict.inputs import COLLECTIVES, ENGINES, INTERCONNECTS, Setup, precision, single_step
 from cluster.core.errors import UserError
 from cluster.core.numbers import COUNT, POSITIVE
@@ -24,7 +25,7 @@ class Speeds:
     gpu_compute: float = 0.3
 
     def as_text(self) -> str:
-        return ", ".join(f"{name.replace('_', ' ')} {value:g}" for name, value in asdict(self).items())
+        return ", ".join(f"{name.replace('_', ' ')} {value:.3g}" for name, value in asdict(self).items())
 
 
 def add_argument(parser: argparse.ArgumentParser) -> None:
@@ -44,11 +45,16 @@ def from_arguments(overrides: list[str]) -> Speeds:
     return speeds
 
 
-def add_training_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--model", default="resnet50", help=f"{', '.join(models.NAMES)} (default resnet50)")
+def add_compute_arguments(parser: argparse.ArgumentParser) -> None:
+    """What determines the rate of one GPU."""
+    models.add_arguments(parser, "resnet50")
     parser.add_argument("--gpu", help=f"device profile: {', '.join(gpu_rates.PROFILES)}")
     parser.add_argument("--precision", help="fp32, tf32, amp or fp16, where published (default: the GPU's usual one)")
     parser.add_argument("--single-rate", type=POSITIVE, help="measured images/s of one GPU, at the given --batch")
+
+
+def add_training_arguments(parser: argparse.ArgumentParser) -> None:
+    add_compute_arguments(parser)
     parser.add_argument("--seq-len", type=COUNT, help="words per sequence of a language model")
     parser.add_argument("--engine", choices=ENGINES, default="horovod", help="(default horovod)")
     parser.add_argument("--interconnect", choices=INTERCONNECTS, default="auto", help="link between a node's GPUs")
@@ -59,7 +65,16 @@ def add_training_arguments(parser: argparse.ArgumentParser) -> None:
 def setup(
     args: argparse.Namespace, batch: int, gpus: int, per_node: int, rate: float | None, via: str, nics: int = 1
 ) -> Setup:
-    """The configuration that `bench predict` would use for the same options."""
+    """The configuration that `bench predict` would use for the same options. One that does not fit is refused."""
+    found = any_size(args, batch, gpus, per_node, rate, via, nics)
+    memory.check(found, getattr(args, "optimizer", None) or "sgd")
+    return found
+
+
+def any_size(
+    args: argparse.Namespace, batch: int, gpus: int, per_node: int, rate: float | None, via: str, nics: int = 1
+) -> Setup:
+    """As `setup`, whatever memory it needs."""
     step, _, doubt = single_step(args.model, batch, args.gpu, args.precision, args.single_rate, args.seq_len)
     return Setup(
         args.model,

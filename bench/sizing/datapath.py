@@ -9,11 +9,14 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
+from bench.catalogue import interconnect, models
 from bench.parse import counts
+from bench.predict.inputs import single_step
 from bench.sizing import components
 from bench.sizing.components import Speeds
+from cluster.core.errors import UserError
 from cluster.core.numbers import COUNT
 from cluster.core.tables import columns
 
@@ -26,6 +29,7 @@ STORAGE = {
     # Whole shards are read from start to end.
     "object": ("hdd", False, True),
 }
+BYTES_PER_PIXEL = 3 * 4
 # Tolerance for rounding errors in sums of decimal speeds.
 ROUNDING = 1e-9
 
@@ -103,7 +107,25 @@ def _whole(units: float) -> int:
     return max(1, math.ceil(units - ROUNDING))
 
 
+def speeds_of(args: argparse.Namespace) -> tuple[Speeds, str]:
+    """The components' speeds, and where the speed of a GPU comes from: as for `bench predict`, if a GPU is given."""
+    speeds = components.from_arguments(args.speed)
+    if args.gpu is None and args.single_rate is None:
+        return speeds, ""
+    network = models.get(args.model)
+    if network.tokens:
+        raise UserError(f"--model: {args.model} reads words; only the path of images has a size here")
+    step, source, _ = single_step(args.model, args.batch, args.gpu, args.precision, args.single_rate)
+    rate, pixels = 1000 * args.batch / step, network.input_pixels
+    given = {word.partition("=")[0].strip().replace("-", "_") for word in args.speed}
+    usual = {"gpu_compute": rate * BYTES_PER_PIXEL * pixels**2 / 1e9, "gpu_in": interconnect.PCIE_IN_GBYTES}
+    speeds = replace(speeds, **{name: value for name, value in usual.items() if name not in given})
+    return speeds, f"one GPU: {rate:.1f} images/s of {pixels} x {pixels} pixels in single precision ({source})"
+
+
 def configure(parser: argparse.ArgumentParser) -> None:
+    components.add_compute_arguments(parser)
+    parser.add_argument("--batch", type=COUNT, default=64, help="images per GPU and step (default 64)")
     parser.add_argument("--gpus", default="1,4,8,16,64,256", help="GPUs, or a list (default 1,4,8,16,64,256)")
     parser.add_argument("--storage", choices=tuple(STORAGE), default="ssd", help="(default ssd)")
     parser.add_argument("--access", choices=("sequential", "random"), help="access to hard disks (default: nfs random)")
@@ -115,7 +137,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    speeds = components.from_arguments(args.speed)
+    speeds, source = speeds_of(args)
     have = {part: getattr(args, part) for part in ("drives", "cores", "nics") if getattr(args, part) is not None}
     sizes = counts(args.gpus, "--gpus")
     compressed = not args.uncompressed
@@ -137,6 +159,7 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(answer, indent=2))
         return 0
     print(f"speeds, GB/s: {speeds.as_text()}")
+    print(source or "the speed of a GPU is a default; give --gpu or --single-rate for what `bench predict` counts with")
     feed = gpu_feed(speeds)
     print(f"per GPU: {feed:g} GB/s decoded = {feed * ratio:g} GB/s from drives of {drive:g} GB/s")
     print("units = ceil(GPUs x GB/s per GPU / GB/s per unit)\n")

@@ -10,9 +10,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from bench.catalogue import interconnect
 from bench.parse import counts, named_path, number, transport
-from bench.predict import memory
+from bench.predict import assumptions, memory
 from bench.predict.inputs import DEFAULTS, Setup
 from bench.predict.step import Prediction, predict
 from bench.sizing import components, costs, epochs
@@ -210,17 +209,9 @@ def _prices(args: argparse.Namespace) -> Prices:
 
 
 def _assumed(setups: Sequence[Setup], known: Prices) -> str:
-    links = dict.fromkeys(
-        f"{interconnect.NAMES[one.intra]} ({one.intra_gbytes:g} GB/s) between {one.gpus_per_node} GPUs"
-        for one in setups
-        if one.gpus_per_node > 1
-    )
-    via = dict.fromkeys(f"{one.rate_gbps:g} Gbit/s over {one.transport}" for one in setups)
-    inside = ", ".join(links) or "one GPU per node"
-    return (
-        f"assumed: {inside}; {setups[0].collective}; {', '.join(via)}\n"
-        f"USD per hour: GPU {known.gpu:g}, node {known.node:g}, ports as in `cluster prices`"
-    )
+    via = ", ".join(dict.fromkeys(f"{one.rate_gbps:g} Gbit/s over {one.transport}" for one in setups))
+    usd = f"USD per hour: GPU {known.gpu:g}, node {known.node:g}, ports as in `cluster prices`"
+    return f"{assumptions.text(setups)}; {via}\n{usd}"
 
 
 def _as_text(rows: Sequence[Row]) -> str:

@@ -7,6 +7,7 @@ import json
 from dataclasses import asdict, dataclass
 
 from bench.parse import TRANSPORTS, counts, number, transport
+from bench.predict import assumptions
 from bench.predict.inputs import Setup, single_step
 from bench.predict.step import predict
 from bench.sizing import components, costs
@@ -63,10 +64,9 @@ def run(args: argparse.Namespace) -> int:
     batch, per_node = args.batch, args.gpus_per_node
     step, source, _ = single_step(args.model, batch, args.gpu, args.precision, args.single_rate, args.seq_len)
     images = size * 1e9 / kilobytes
-    found = []
-    for gpus in dict.fromkeys([1, *counts(args.gpus, "--gpus")]):
-        setup = components.setup(args, batch, gpus, per_node, rate, via)
-        found.append(project(setup, images, epochs, known))
+    sizes = dict.fromkeys([1, *counts(args.gpus, "--gpus")])
+    setups = [components.setup(args, batch, gpus, per_node, rate, via) for gpus in sizes]
+    found = [project(setup, images, epochs, known) for setup in setups]
     if args.json:
         answer = {
             "inputs": {
@@ -91,6 +91,7 @@ def run(args: argparse.Namespace) -> int:
         f"{known.gpu:g} USD per GPU hour, {known.node:g} per node hour"
     )
     print(f"one GPU: {1000 * batch / step:.1f} images/s ({source})")
+    print(f"{assumptions.text(setups)}; {rate:g} Gbit/s over {via}")
     print("hours = images x epochs / rate; cost = hours x (GPUs x GPU + nodes x (node + port))\n")
     cells = []
     for one in found:

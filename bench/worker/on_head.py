@@ -20,7 +20,11 @@ from typing import NoReturn
 SETTINGS = Path("/etc/horovod-cluster")
 # Ctrl-C, kill and a closed terminal.
 ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-ELSEWHERE = "only `bench run` and `bench runs` work on a node; the others on the machine that deployed"
+ELSEWHERE = (
+    "only `bench run`, `bench runs` and `bench predict --torch` work on a node; the others on the machine that deployed"
+)
+# Copied from bench/worker/torch_sizes.py.
+TORCH_SIZES = "/usr/local/lib/horovod-cluster/torch_sizes.py"
 # RANK and the others, which torchrun gives and horovodrun calls otherwise.
 NAMES = {"RANK": "RANK", "WORLD_SIZE": "SIZE", "LOCAL_RANK": "LOCAL_RANK", "LOCAL_WORLD_SIZE": "LOCAL_SIZE"}
 RENAME = "".join(f"export {name}=${{{name}-$HOROVOD_{own}}}; " for name, own in NAMES.items())
@@ -158,6 +162,14 @@ def main() -> int:
     one.add_argument("--engine", choices=("horovod", "ddp"), default="horovod", help="horovodrun or torchrun")
     one.add_argument("words", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="such as python train.py --lr 0.1")
     commands.add_parser("runs", help="list the runs on the share")
+    if sys.argv[1:2] == ["predict"] and any(word.partition("=")[0] == "--torch" for word in sys.argv):
+        # The python of the training account has torch.
+        try:
+            return subprocess.run(["python", TORCH_SIZES, *sys.argv[2:]]).returncode
+        except FileNotFoundError:
+            refuse(
+                "--torch: this account has no python with torch; log in as the training account, as `make shell` does"
+            )
     if sys.argv[1:2] not in (["run"], ["runs"], ["-h"], ["--help"]):
         print(f"bench: {ELSEWHERE}", file=sys.stderr)
         return 2

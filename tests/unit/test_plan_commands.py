@@ -59,6 +59,29 @@ def test_datapath_takes_overrides_and_shows_its_inputs(capsys: pytest.CaptureFix
     assert "limited by" in capsys.readouterr().out
 
 
+def test_datapath_feeds_the_images_that_predict_counts_with(capsys: pytest.CaptureFixture[str]) -> None:
+    gpu = ["--gpu", "a100", "--precision", "amp", "--batch", "256", "--gpus", "8"]
+    assert main(["predict", *gpu, "--gpus-per-node", "8", "--json"]) == 0
+    alone = json.loads(capsys.readouterr().out)["single_rate"]
+    got = answer(capsys, "datapath", *gpu)
+    # Three colours in single precision.
+    assert got["needs"][0]["gpu_gbytes"] == pytest.approx(8 * alone * 224 * 224 * 3 * 4 / 1e9, rel=1e-4)
+    assert answer(capsys, "datapath", *gpu, "--speed", "gpu_in=1")["needs"][0]["gpu_gbytes"] == 8
+    assert main(["plan", "datapath", "--gpu", "a100", "--model", "bert-large"]) == 2
+    assert "reads words" in capsys.readouterr().err
+
+
+def test_plans_say_what_they_assume_and_pass_over_what_does_not_fit(capsys: pytest.CaptureFixture[str]) -> None:
+    cluster, time = ["cluster", "--gpus", "16"], ["training-time", "--gpus", "16", "--dataset-tb", "1"]
+    accuracy = ["time-to-accuracy", "--gpus", "16"]
+    for words in (cluster, time, accuracy):
+        assert main(["plan", *words, "--gpu", "a100"]) in (0, 1)
+        assert "NVLink inside a node (200 GB/s, see --interconnect); nccl; tf32" in capsys.readouterr().out
+        assert main(["plan", *words, "--gpu", "a100", "--batch", "5000"]) == 2
+        assert "use a smaller --batch" in capsys.readouterr().err
+    assert answer(capsys, *cluster, "--gpu", "a100", "--batch", "64,5000")["best"]["batch"] == 64
+
+
 def test_a_petabyte_over_10_gbe_takes_about_two_weeks(capsys: pytest.CaptureFixture[str]) -> None:
     rows = {one.component: one.seconds / 86400 for one in transfers(1000, Speeds())}
     assert 12 <= rows["10 GbE"] <= 15

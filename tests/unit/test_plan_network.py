@@ -72,7 +72,7 @@ def test_the_plot_names_gpu_and_node_shape(capsys: pytest.CaptureFixture[str], t
     text = plot.read_text()
     assert "Networks for v100, batch 64 per GPU, pcie inside a node" in text
     assert "resnet50, 4 x 4 GPUs" in text
-    assert "PCIe (6.4 GB/s) between 4 GPUs" in capsys.readouterr().out
+    assert "PCIe inside a node (6.4 GB/s, see --interconnect)" in capsys.readouterr().out
 
 
 def test_every_command_gives_the_same_number(capsys: pytest.CaptureFixture[str]) -> None:

@@ -113,3 +113,41 @@ def test_package_cannot_replace_the_clusters_own(nodes):
     version = nodes.as_user("head", "python -c 'import torch; print(torch.__version__)'").stdout
     nodes.as_user("head", "pip uninstall -y torch")
     assert version.startswith("2."), version
+
+
+MODEL = """
+import torch
+from torch import nn
+
+class Mine(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words = nn.Embedding(50, 8)
+        self.mix = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.head = nn.Linear(8, 50, bias=False)
+        self.head.weight = self.words.weight
+
+    def forward(self, x):
+        x = self.words(x)
+        return self.head(self.mix(x, x, x)[0])
+
+def make():
+    return Mine(), torch.zeros(1, 4, dtype=torch.long)
+"""
+
+
+def test_the_layers_of_a_torch_model_are_written_for_predictions(nodes):
+    """A tied weight is sent with its first use; attention uses a layer without calling it."""
+    write = f"mkdir -p ~/sizes && cd ~/sizes && printf %s {shlex.quote(MODEL)} > mine.py && "
+    try:
+        done = nodes.as_user("head", write + "bench predict --torch mine:make --model-file mine.csv && cat mine.csv")
+        assert done.rc == 0, done.stderr
+        lines = [line.split(",") for line in done.stdout.splitlines() if "," in line]
+        assert lines[:2] == [["layer", "shapes", "macs", "activations"], ["sequences", "4", "", ""]]
+        assert [line[:2] for line in lines[2:4]] == [["words", "50x8"], ["mix", "24x8 24 8x8 8"]]
+        # The output of 50 words for each of 4 positions, and no weight of its own.
+        assert lines[-1] == ["head", "", str(4 * 8 * 50), str(4 * 50)]
+        done = nodes.as_user("head", "cd ~/sizes && bench predict --torch none:make --model-file no.csv")
+        assert done.rc == 2 and done.stderr.count("\n") == 1 and "cannot import none" in done.stderr, done.stderr
+    finally:
+        nodes.as_user("head", "rm -rf ~/sizes")
