@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -103,3 +104,24 @@ def test_cheapest_is_per_image_and_an_alias_of_a_transport_is_heard(capsys: pyte
 def test_names_of_networks() -> None:
     assert network.parse_network("25G-RoCE") == network.Network("25g-roce", 25.0, "verbs")
     assert network.parse_network("ib-hdr").rate_gbps == 200
+
+
+def test_explain_and_the_report_give_the_same_number_as_predict(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The run was constructed from the published rate of a P100, so its cluster can be described to `predict`."""
+    shutil.copytree(Path(__file__).parents[1] / "fixtures/runs/network-1g", tmp_path / "run")
+    monkeypatch.chdir(tmp_path)
+    verdict = answer(capsys, "report", "run")["verdict"]
+    enough = verdict["numbers"]["rate_for_80"]
+    same = ["predict", "--gpu", "p100", "--batch", "64", "--gpus", "10", "--rate-gbps"]
+    assert answer(capsys, *same, str(enough))["node_efficiency"] == pytest.approx(0.8, abs=0.02)
+    explained = answer(capsys, "explain", "run")
+    assert explained["efficiency"] == pytest.approx(answer(capsys, *same, "1")["node_efficiency"], abs=0.01)
+    (change,) = [one for one in explained["changes"] if one["what"].startswith("10 Gbit/s instead of")]
+    assert change["images_per_second"] == pytest.approx(answer(capsys, *same, "10")["images_per_second"], rel=0.02)
+    # A fit of the same run may differ by what it measured.
+    words = ["predict", "--calibrate", "run", "--batch", "64", "--gpus", "10", "--rate-gbps", str(enough)]
+    for row in answer(capsys, *words)["predictions"]:
+        if row["transport"] == "tcp":
+            assert row["node_efficiency"] == pytest.approx(0.8, abs=0.06)

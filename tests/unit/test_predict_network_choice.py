@@ -57,6 +57,18 @@ def test_nccl_beats_sums_on_the_cpu_as_published() -> None:
     assert mpi.bottleneck == "CPU buffers"
 
 
+@pytest.mark.parametrize(("gpu", "one", "eight"), [("v100", 1270, 9510), ("a100", 2375, 17400)])
+def test_eight_gpus_in_amp_are_as_nvidia_published(
+    gpu: str, one: int, eight: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """NVIDIA/DeepLearningExamples TensorFlow/Classification/ConvNets/resnet50v1.5/README.md, mixed precision and XLA."""
+    words = ["--gpu", gpu, "--precision", "amp", "--batch", "256", "--gpus", "8", "--gpus-per-node", "8"]
+    measured = answer(capsys, *words, "--single-rate", str(one))
+    assert measured["images_per_second"] == pytest.approx(eight, rel=0.05)
+    for found in (measured, answer(capsys, *words)):
+        assert found["low"] <= eight <= found["high"]
+
+
 @pytest.mark.parametrize("rate", [10.1, 20.0])
 def test_a_rate_between_two_ports_is_this_rate(rate: float) -> None:
     asked = predict(replace(VGG, rate_gbps=rate))
