@@ -30,9 +30,10 @@ COMMANDS = {
     "predict": "bench.predict.command",
     "plan": "bench.sizing.command",
     "data": "bench.data.command",
+    "render": "bench.render.command",
 }
 # They use Terraform, Ansible or the notebooks. The others work wherever the package is installed.
-NEED_CHECKOUT = {"sweep", "run", "runs", "comm", "tune", "elastic", "selfcheck", "jupyter"}
+NEED_CHECKOUT = {"render", "sweep", "run", "runs", "comm", "tune", "elastic", "selfcheck", "jupyter"}
 
 
 def summary(module: str) -> str:

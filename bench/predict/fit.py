@@ -69,7 +69,11 @@ def _with_link(observations: Sequence[Observation], parameters: Parameters, log_
 
 # How much a measurement is believed, and standard deviations of the priors, in natural logarithms.
 NOISE, KNOWN_LINK, UNKNOWN_LINK, HOST = 0.005, 0.25, 0.9, 0.9
-ROUNDS = 4
+# Where they are looked for.
+DELAYS, STEP, STEPS = (-4.0, 3.0), 0.3, 16
+# How much worse an explanation may be that is still likely: 80% of chi-squared, for a model whose errors are 1.9 times
+# what it takes them for (FITTED_WIDTHS).
+LIKELY = 1.642 * 1.9**2
 
 
 def anchor(observations: Sequence[Observation], parameters: Parameters = DEFAULTS) -> Parameters:
@@ -77,11 +81,11 @@ def anchor(observations: Sequence[Observation], parameters: Parameters = DEFAULT
 
     A slow run has a slow network or slow hosts. What was less certain before takes more of the difference.
     """
-    first = fit_link(observations, parameters)
+    if all(one.setup.nodes == 1 for one in observations):
+        raise UserError("anchor: a bandwidth needs a measurement on more than one node")
     setup = observations[0].setup
     sure = setup.rate_gbps is not None and (setup.transport != "tcp" or setup.rate_gbps <= 25)
     spread = KNOWN_LINK if sure and setup.collective == "nccl" and setup.engine != "ps" else UNKNOWN_LINK
-    most = math.log(first.link_factor / parameters.link_factor)
 
     def with_both(link: float, delay: float) -> Parameters:
         return _with_link(observations, replace(parameters, jitter=parameters.jitter * math.exp(delay)), link)
@@ -91,21 +95,30 @@ def anchor(observations: Sequence[Observation], parameters: Parameters = DEFAULT
         errors = (math.log(step_ms(one.setup, tried) / one.step_ms) / NOISE for one in observations)
         return sum(error**2 for error in errors) + (link / spread) ** 2 + (delay / HOST) ** 2
 
-    link, delay = min(max(most, -4.0), 2.0), 0.0
     highest = _highest(observations, parameters)
-    for _ in range(ROUNDS):
-        delay = _golden(lambda value, link=link: miss(link, value), -4.0, 3.0)  # type: ignore[misc]
-        link = _golden(lambda value, delay=delay: miss(value, delay), -5.0, highest)  # type: ignore[misc]
-    # One row leaves most of what was unknown about delays.
-    return replace(with_both(link, delay), jitter_doubt=(0.7, 1.0))
+
+    def best_delay(link: float) -> float:
+        return _golden(lambda delay: miss(link, delay), *DELAYS, 1e-3)
+
+    # Link and delay explain the same row, so each link is tried with the delay that fits it.
+    delays = {link: best_delay(link) for link in (highest - STEP * number for number in range(STEPS))}
+    misses = {link: miss(link, delay) for link, delay in delays.items()}
+    near = min(misses, key=lambda link: misses[link])
+    link = _golden(lambda value: miss(value, best_delay(value)), near - STEP, min(near + STEP, highest), 0.02)
+    delay = best_delay(link)
+    # The slowest and the fastest network that explain the row about as well, each with its own hosts.
+    likely = [value for value in sorted(misses) if misses[value] < miss(link, delay) + LIKELY]
+    others = tuple(with_both(value, delays[value]) for value in (likely[:1] + likely[-1:]))
+    most = max(one.setup.nodes for one in observations)
+    return replace(with_both(link, delay), jitter_doubt=(0.3, 0.4), others=others, fitted_nodes=most)
 
 
-def _golden(function: Callable[[float], float], low: float, high: float) -> float:
+def _golden(function: Callable[[float], float], low: float, high: float, close: float = 1e-4) -> float:
     """Golden-section search. Where the function is flat (all communication hidden), the highest value wins."""
     ratio = (math.sqrt(5) - 1) / 2
     a, b = high - ratio * (high - low), low + ratio * (high - low)
     at_a, at_b = function(a), function(b)
-    while high - low > 1e-4:
+    while high - low > close:
         if at_a < at_b:
             high, b, at_b = b, a, at_a
             a = high - ratio * (high - low)

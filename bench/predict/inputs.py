@@ -107,6 +107,11 @@ class Parameters:
     # Loss that frameworks and hosts may add, as a share of the step.
     host_doubt: float = 0.05
     fitted: bool = False
+    # The most nodes that were measured, and the doubt for each doubling beyond them, as a share of the step.
+    fitted_nodes: int | None = None
+    growth_doubt: float = 0.015
+    # Other values that explain the anchor about as well: a slower network with faster hosts, and the reverse.
+    others: tuple[Parameters, ...] = ()
     # Factor on the interval; None: the one learnt for this kind of configuration.
     width: float | None = None
     # Shares of the straggler loss that may be absent and that may be added; the uncertainty that remains.

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from bench.predict.inputs import FITTED_WIDTHS, WIDTHS, Parameters, Setup
 from bench.predict.simulate import Step, simulate
 
+OTHERS = "network or hosts"
 # What removes most of each doubt.
 MEASURE = {
     "bandwidth between nodes": "images/s on two nodes or more, given as --anchor GPUS:RATE",
@@ -18,6 +19,8 @@ MEASURE = {
     "bandwidth of CPU buffers": "images/s on two nodes or more, given as --anchor GPUS:RATE",
     "parameter servers": "images/s with these servers, given as --anchor GPUS:RATE",
     "stragglers": "images/s on as many nodes as possible, given as --anchor GPUS:RATE",
+    OTHERS: "images/s on as many nodes as possible, given as --anchor GPUS:RATE",
+    "more nodes than were measured": "images/s on as many nodes as possible, given as --anchor GPUS:RATE",
     "rate of one GPU": "images/s of one GPU, given as --single-rate",
     "framework and host": "images/s on one whole node",
 }
@@ -40,6 +43,11 @@ def of(setup: Setup, parameters: Parameters, step: Step) -> Width:
         less, more = parameters.jitter_doubt
         slower["stragglers"], faster["stragglers"] = more * step.straggler / total, less * step.straggler / total
         slower["framework and host"] = math.hypot(parameters.rest, host_doubt(setup, parameters))
+        changes = [0.0, *(math.log(simulate(setup, other).total / total) for other in parameters.others)]
+        slower[OTHERS], faster[OTHERS] = max(changes), -min(changes)
+        if parameters.fitted_nodes and setup.nodes > parameters.fitted_nodes:
+            beyond = parameters.growth_doubt * math.log2(setup.nodes / parameters.fitted_nodes)
+            slower["more nodes than were measured"] = faster["more nodes than were measured"] = beyond
         for name, doubt in doubts(setup, parameters).items():
             slower[name] = math.log(simulate(setup, scaled(parameters, name, 1 / doubt)).total / total)
             faster[name] = -math.log(simulate(setup, scaled(parameters, name, doubt)).total / total)
@@ -47,11 +55,11 @@ def of(setup: Setup, parameters: Parameters, step: Step) -> Width:
     wide = parameters.width
     if wide is None:
         wide = (FITTED_WIDTHS if parameters.fitted else WIDTHS)[setup.kind] if setup.gpus > 1 else 1.0
-    # The widths were learnt from rows whose rate on one GPU is known.
+    # The widths were learnt from rows whose rate on one GPU is known, and beside what else explains the anchor.
     alone = slower.pop("rate of one GPU")
     del faster["rate of one GPU"]
-    below = math.hypot(alone, wide * math.hypot(*slower.values()))
-    above = math.hypot(alone, wide * math.hypot(*faster.values()))
+    below = math.hypot(alone, slower.pop(OTHERS, 0.0), wide * math.hypot(*slower.values()))
+    above = math.hypot(alone, faster.pop(OTHERS, 0.0), wide * math.hypot(*faster.values()))
     # No cluster is faster than its GPUs alone.
     most = total / (setup.single_step_ms * setup.grad_accum) * math.exp(math.hypot(alone, parameters.rest))
     return Width(math.exp(-below), min(math.exp(above), most), largest)

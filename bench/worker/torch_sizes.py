@@ -77,6 +77,7 @@ def as_text(shapes: list[Any]) -> str:
 def trace(module: Any, example: Any) -> tuple[Any, list[tuple[str, str, str, str]]]:
     """Run forward once and note which layers run, in order, and the operations that each of them takes."""
     import torch
+    from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.utils.flop_counter import FlopCounterMode
 
     rows: list[tuple[str, list[Any], int, int]] = []
@@ -115,11 +116,11 @@ def trace(module: Any, example: Any) -> tuple[Any, list[tuple[str, str, str, str
     for name, layer in module.named_modules():
         layer.register_forward_pre_hook(lambda layer, _, name=name: enter(name, layer))
         layer.register_forward_hook(lambda layer, _, out, name=name: leave(name, layer, out))
-    # Its fused kernels hide the operations of a transformer's layers.
+    # Fused kernels hide the operations of attention and of a transformer's layers.
     torch.backends.mha.set_fastpath_enabled(False)
     parts = example.values() if isinstance(example, dict) else example if isinstance(example, (tuple, list)) else None
     module.eval()
-    with torch.no_grad(), counter:
+    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), counter:
         if isinstance(example, dict):
             module(**example)
         elif parts is not None:

@@ -72,6 +72,7 @@ class Cluster(Section):
     baremetal: sections.Baremetal | None = None
     virtualwall: sections.VirtualWall | None = None
     gpulab: sections.Gpulab | None = None
+    kubernetes: sections.Kubernetes | None = None
 
     @model_validator(mode="after")
     def consistent(self) -> Cluster:

@@ -333,3 +333,37 @@ class Gpulab(Section):
     poll_seconds: Annotated[
         float, Field(ge=0.1, le=15, strict=False, description="interval between status requests")
     ] = 5
+
+
+RESOURCE = r"^[a-z0-9.-]+/[a-zA-Z0-9._-]+$"
+NAME = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
+
+
+class Kubernetes(Section):
+    """Manifests for a cluster of somebody else's: `bench render kubernetes`. No provider needs it."""
+
+    image: Annotated[str, Field(pattern=r"^[^@\s]+/[^@\s]+@sha256:[0-9a-f]{64}$")] = Field(
+        description="training image in a registry, by digest: registry/name@sha256:..."
+    )
+    namespace: Annotated[str, Field(pattern=NAME, description="namespace of everything that is rendered")] = "default"
+    gpu_resource: Annotated[str, Field(pattern=RESOURCE, description="resource name of one GPU")] = "nvidia.com/gpu"
+    rdma_resource: Annotated[str, Field(pattern=RESOURCE)] | None = Field(
+        default=None, description="resource name of one RDMA device, such as rdma/hca; null: TCP"
+    )
+    network: str | None = Field(default=None, description="second network (Multus: a NetworkAttachmentDefinition)")
+    interface: Annotated[str, Field(pattern=r"^[a-z0-9.-]{1,15}$")] = Field(
+        default="eth0", description="network card of a pod that carries gradients; net1 is the first of Multus"
+    )
+    shared_memory_gb: Annotated[int, Field(ge=1, le=4096, description="size of /dev/shm in a pod")] = 16
+    cpus: Annotated[int, Field(ge=1, le=1024)] | None = Field(default=None, description="CPU cores of a pod")
+    memory_gb: Annotated[int, Field(ge=1, le=65536)] | None = Field(default=None, description="memory of a pod")
+    claim: Annotated[str, Field(pattern=NAME)] | None = Field(
+        default=None, description="PersistentVolumeClaim (ReadWriteMany), mounted at /data"
+    )
+    pull_secret: Annotated[str, Field(pattern=NAME)] | None = Field(
+        default=None, description="secret with the registry's password"
+    )
+    queue: Annotated[str, Field(pattern=NAME)] | None = Field(
+        default=None, description="local queue of Kueue, which starts all pods together or none"
+    )
+    minutes: Annotated[int, Field(ge=1, le=43200, description="time limit of a run")] = 120

@@ -1,0 +1,1 @@
+"""bench render: manifests to run on clusters that are somebody else's."""
