@@ -61,7 +61,7 @@ def test_nccl_beats_sums_on_the_cpu_as_published() -> None:
 def test_eight_gpus_in_amp_are_as_nvidia_published(
     gpu: str, one: int, eight: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """NVIDIA/DeepLearningExamples TensorFlow/Classification/ConvNets/resnet50v1.5/README.md, mixed precision and XLA."""
+    """NVIDIA/DeepLearningExamples TensorFlow/Classification/ConvNets/resnet50v1.5/README.md, with XLA."""
     words = ["--gpu", gpu, "--precision", "amp", "--batch", "256", "--gpus", "8", "--gpus-per-node", "8"]
     measured = answer(capsys, *words, "--single-rate", str(one))
     assert measured["images_per_second"] == pytest.approx(eight, rel=0.05)
