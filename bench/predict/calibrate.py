@@ -181,8 +181,9 @@ def _fit(used: Sequence[Trial], base: dict[Series, float], start: Parameters, sh
     fit = unpack([float(value) for value in best.x])
     spread = math.sqrt(sum(error**2 for error in errors(fit)) / len(used))
     # The delay of a GPU was measured here, so it is less uncertain than by default.
-    known = {"jitter_doubt": (0.7, 1.0), "fitted_nodes": max(trial.point.nodes for trial in used)}
-    narrower = replace(fit.common, rest=max(start.rest, NORMAL_80 * spread), **known)
+    most = max(trial.point.nodes for trial in used)
+    rest = max(start.rest, NORMAL_80 * spread)
+    narrower = replace(fit.common, rest=rest, jitter_doubt=(0.7, 1.0), fitted_nodes=most)
     return replace(fit, common=narrower)
 
 
