@@ -71,9 +71,8 @@ def _with_link(observations: Sequence[Observation], parameters: Parameters, log_
 NOISE, KNOWN_LINK, UNKNOWN_LINK, HOST = 0.005, 0.25, 0.9, 0.9
 # Where they are looked for.
 DELAYS, STEP, STEPS = (-4.0, 3.0), 0.3, 16
-# How much worse an explanation may be that is still likely: 80% of chi-squared, for a model whose errors are 1.9 times
-# what it takes them for (FITTED_WIDTHS).
-LIKELY = 1.642 * 1.9**2
+# How much worse an explanation may be that is still likely: 95% of chi-squared with two parameters.
+LIKELY = 5.991
 
 
 def anchor(observations: Sequence[Observation], parameters: Parameters = DEFAULTS) -> Parameters:

@@ -50,8 +50,8 @@ MEASURED_DOUBT, PROFILE_DOUBT, SCALED_DOUBT = 0.01, 0.08, 0.3
 
 # Factor on the interval that holds 85% of the published rows, by kind, each laboratory counting alike: without any
 # measurement of the cluster, and fitted on one. `bench predict --validate --by-source` judges them.
-WIDTHS = {"one node": 2.3, "rate stated": 3.0, "rate not stated": 1.9, "parameter servers": 3.5}
-FITTED_WIDTHS = {"one node": 1.9, "rate stated": 1.9, "rate not stated": 1.9, "parameter servers": 3.4}
+WIDTHS = {"one node": 1.5, "rate stated": 1.4, "rate not stated": 1.1, "parameter servers": 3.7}
+FITTED_WIDTHS = {"one node": 1.5, "rate stated": 1.6, "rate not stated": 1.0, "parameter servers": 2.9}
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ import pytest
 
 from bench.catalogue import measurements
 from bench.predict import by_source, learn
+from cluster.core.config import ROOT
 
 Judged = list[by_source.Judged]
 
@@ -66,3 +67,15 @@ def test_the_command_prints_the_table_and_the_outliers(
     assert "left out: 4" in text
     assert by_source.run(as_json=True) == 0
     assert {"groups", "summary", "outliers"} == set(json.loads(capsys.readouterr().out))
+
+
+def test_the_documents_table_is_what_the_command_prints(judged: Judged) -> None:
+    """`bench predict --validate --by-source --json` has the figures to copy."""
+    page = (ROOT / "docs/predict.md").read_text()
+    for line in by_source.table(judged):
+        figures = (line.rows, f"{line.mean_error:.1%}", f"{line.worst:.0%}", line.inside)
+        row = " | ".join(map(str, (line.laboratory, line.kind, line.how, *figures)))
+        assert f"| {row} |" in page, row
+    for name, value in by_source.summary(judged).items():
+        if name != "inside the interval" and "constant" not in name:
+            assert f"| {name} | {value:.1%} |" in page, name

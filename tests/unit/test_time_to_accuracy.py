@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from bench.cli import main
-from bench.sizing import epochs
+from bench.predict import anchors
+from bench.predict.inputs import Setup
+from bench.sizing import accuracy, epochs
+from bench.sizing.costs import Prices
 
 LARS, LAMB = (next(one for one in epochs.WORKLOADS if one.optimizer == name) for name in ("lars", "lamb"))
 IMAGES = 90 * epochs.IMAGENET
@@ -41,13 +45,21 @@ def test_goyals_hour_lies_in_the_interval(capsys: pytest.CaptureFixture[str]) ->
     assert found["hours_low"] <= 1.0 <= found["hours_high"]
 
 
-def test_tensorpacks_wall_time_lies_in_the_interval_anchored_on_the_first(capsys: pytest.CaptureFixture[str]) -> None:
-    # 32 P100 took 5:09 h. With 256 P100 and batch 32 it took 1:09 h, outside of the interval: docs/predict.md says so.
-    anchor = f"32:{IMAGES / (5 * 3600 + 9 * 60)}"
-    words = ["--epochs", "90", "--single-rate", "219", "--gpus", "128", "--gpus-per-node", "8"]
-    words += ["--rate-gbps", "unknown", "--transport", "verbs", "--anchor", anchor, "--interconnect", "nvlink"]
-    (found,) = answer(capsys, *words)["answers"]
-    assert found["hours_low"] <= 83 / 60 <= found["hours_high"]
+@pytest.mark.parametrize("single", [(219, 195), (228, 203)], ids=["profile", "its own"])
+@pytest.mark.parametrize(("gpus", "batch", "minutes"), [(128, 64, 83), (128, 32, 100), (256, 32, 69)])
+def test_tensorpacks_wall_times_lie_in_the_interval_anchored_on_the_first(
+    gpus: int, batch: int, minutes: int, single: tuple[int, int]
+) -> None:
+    """tensorpack/benchmarks ResNet-Horovod/README.md: 32 P100 with batch 64 took 5:09 h."""
+    rate = dict(zip((64, 32), single, strict=True))
+    first = Setup(
+        *("resnet50", 64, 64000 / rate[64], 32, 8, None, "verbs"), gpu="p100", interconnect="nvlink", rate_unknown=True
+    )
+    fitted = anchors.parameters(anchors.Anchor(32, IMAGES / (5 * 3600 + 9 * 60), None), first)
+    asked = replace(first, gpus=gpus, batch=batch, single_step_ms=1000 * batch / rate[batch])
+    found = accuracy.answer(asked, None, 90, epochs.IMAGENET, Prices(1, 1, {}), fitted)
+    assert found.hours_low is not None and found.hours_high is not None
+    assert found.hours_low <= minutes / 60 <= found.hours_high
 
 
 def test_aws_wall_times_lie_in_the_interval_anchored_on_the_first(capsys: pytest.CaptureFixture[str]) -> None:
