@@ -10,6 +10,8 @@ from pathlib import Path
 from cluster.core.errors import UserError, bounded
 from cluster.core.numbers import LARGEST, MOST, POSITIVE, SMALLEST
 
+PLOT_SUFFIXES = (".html", ".json", ".pdf", ".png", ".svg")
+PLOT_FORMATS = f"the suffix is the format: {', '.join(PLOT_SUFFIXES)}"
 TRANSPORTS = ("tcp", "verbs", "efa")
 # Names that earlier versions or people use, and that the published tables keep.
 OLD_TRANSPORTS = {"rdma": "verbs", "roce": "verbs", "ib": "verbs", "infiniband": "verbs"}
@@ -56,6 +58,14 @@ def named_path(text: str) -> Path:
     if not text.strip():
         raise argparse.ArgumentTypeError("empty; give the path of a file or folder")
     return Path(text)
+
+
+def plot_path(text: str) -> Path:
+    """For type= of an option: the file of a plot."""
+    path = named_path(text)
+    if path.suffix not in PLOT_SUFFIXES:
+        raise argparse.ArgumentTypeError(f"{bounded(text, 60)} must end in one of {', '.join(PLOT_SUFFIXES)}")
+    return path
 
 
 def quantity(text: str, units: Iterable[str]) -> tuple[float, str] | None:

@@ -11,7 +11,7 @@ from typing import Any
 from bench import words
 from bench.explain import diagnosis, recurrent, roofline, verdict, weakest_link, whatif
 from bench.explain.diagnosis import LINK_FULL, Diagnosis
-from bench.parse import counts, named_path
+from bench.parse import PLOT_FORMATS, counts, plot_path
 from bench.results.points import MergedPoint
 from bench.results.runs import Run, find_trial, load
 from bench.results.trial import Trial
@@ -31,7 +31,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     sizes = ",".join(map(str, recurrent.BATCHES))
     parser.add_argument("--batch", metavar="LIST", help=f"sequences per time step, for --roofline (default {sizes})")
     parser.add_argument("--gpu", help="device for the roofline, if the trial does not name one (LAYER: default p100)")
-    parser.add_argument("--plot", type=named_path, metavar="FILE", help="write the roofline as a .png or .svg file")
+    parser.add_argument("--plot", type=plot_path, metavar="FILE", help=f"write the roofline; {PLOT_FORMATS}")
     parser.add_argument("--json", action="store_true", help="print everything as JSON")
 
 
@@ -44,8 +44,6 @@ class Change:
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.plot is not None and args.plot.suffix not in (".png", ".svg"):
-        raise UserError(f"--plot: {args.plot.name} is neither .png nor .svg; use one of these suffixes")
     if args.roofline is not None:
         return explain_layer(args)
     if args.batch is not None:

@@ -24,7 +24,7 @@ from typing import Any
 
 from bench import words
 from bench.catalogue import gpu_rates, models
-from bench.parse import TRANSPORTS, counts, named_path, transport
+from bench.parse import PLOT_FORMATS, TRANSPORTS, counts, named_path, plot_path, transport
 from bench.predict import anchors, assumptions, memory
 from bench.predict.inputs import (
     COLLECTIVES,
@@ -47,7 +47,6 @@ from cluster.core.errors import UserError
 from cluster.core.numbers import COUNT, POSITIVE, Number
 from cluster.core.tables import columns
 
-PLOT_SUFFIXES = (".html", ".json", ".pdf", ".png", ".svg")
 # Options that are fields of Setup under the same name.
 SETUP_OPTIONS = (
     *("gpus_per_node", "transport", "engine", "compression", "fusion_mb", "cycle_ms", "overlap", "interconnect"),
@@ -132,14 +131,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="CSV",
         help="with --validate: your own table, in the columns of hkbu-2020.csv",
     )
-    text = f"write a plot; the suffix is the format: {', '.join(PLOT_SUFFIXES)}"
-    option("--plot", type=named_path, metavar="FILE", help=text)
+    option("--plot", type=plot_path, metavar="FILE", help=f"write a plot; {PLOT_FORMATS}")
     option("--json", action="store_true")
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.plot and args.plot.suffix not in PLOT_SUFFIXES:
-        raise UserError(f"--plot: {args.plot} must end in one of {', '.join(PLOT_SUFFIXES)}")
     if args.table and not args.validate:
         raise UserError("--table: needs --validate")
     if args.by_source and not args.validate:

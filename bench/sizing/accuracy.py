@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 
-from bench.parse import TRANSPORTS, counts, named_path, number, transport
+from bench.parse import PLOT_FORMATS, TRANSPORTS, counts, number, plot_path, transport
 from bench.predict import anchors, assumptions
 from bench.predict.inputs import DEFAULTS, Parameters, Setup
 from bench.predict.step import predict
@@ -53,7 +53,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     option("--samples", help=f"samples of an epoch, with --epochs (default ImageNet, {epochs.IMAGENET})")
     option("--anchor", metavar="GPUS:RATE[@GBPS]", help="correct the model by your own measurement")
     costs.add_arguments(parser)
-    option("--plot", type=named_path, metavar="FILE", help="write hours against GPUs as .png, .svg, .pdf or .html")
+    option("--plot", type=plot_path, metavar="FILE", help=f"write hours against GPUs; {PLOT_FORMATS}")
 
 
 def run(args: argparse.Namespace) -> int:

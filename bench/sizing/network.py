@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from bench.parse import counts, named_path, number, transport
+from bench.parse import PLOT_FORMATS, counts, named_path, number, plot_path, transport
 from bench.predict import assumptions, memory
 from bench.predict.inputs import DEFAULTS, Setup
 from bench.predict.step import Prediction, predict
@@ -87,7 +87,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     costs.add_arguments(parser)
     text = "YAML file with gpu, node and ports (transport: {gbps: USD}), all per hour"
     option("--prices", type=named_path, metavar="FILE", help=text)
-    option("--plot", type=named_path, metavar="FILE", help="write images/s against networks as .png, .svg or .html")
+    option("--plot", type=plot_path, metavar="FILE", help=f"write images/s against networks; {PLOT_FORMATS}")
 
 
 def run(args: argparse.Namespace) -> int:

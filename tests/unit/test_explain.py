@@ -170,7 +170,6 @@ def test_roofline_is_drawn_and_says_that_it_is_emulated(tmp_path: Path, capsys) 
     assert "Roofline on p100" in text and "EMULATED P100" in text and "51% of the roof" in text
     assert main(["explain", str(RUNS / "compute-ib"), "--plot", str(picture)]) == 2
     assert "--gpu" in capsys.readouterr().err
-    assert main(["explain", str(RUNS / "compute-ib"), "--plot", "roof.pdf"]) == 2
 
 
 def test_line_left_out_is_named_for_a_run_and_for_a_trial(tmp_path: Path, capsys) -> None:

@@ -53,6 +53,17 @@ def test_empty_path_is_refused(words: str, capsys, tmp_path, monkeypatch) -> Non
     assert not any(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("file", ["true", "plot.gif", ".svg", "x" * 5000])
+@pytest.mark.parametrize("words", ["predict", "explain", "plan network", "plan time-to-accuracy"])
+def test_plot_of_an_unknown_format_is_refused(words: str, file: str, capsys, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert bench_cli.main([*words.split(), "--plot", file]) == 2
+    err = capsys.readouterr().err
+    assert "must end in one of .html, .json, .pdf, .png, .svg" in err
+    assert err.count("\n") == 1
+    assert not any(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("command", ["comm", "tune", "sweep --dry-run", "data push x", "data bench x"])
 @pytest.mark.parametrize("env", ["", ".", "..", "nosuch", "../../x", "/tmp", "x" * 5000])
 def test_unknown_environment_is_refused_and_leaves_nothing(

@@ -81,7 +81,7 @@ def test_the_plot_has_the_register_file_as_a_line_and_says_that_nothing_was_meas
         (["--roofline", "lstm:99999999"], "--roofline"),
         (["--roofline", "lstm:64", "--gpu", "abacus"], "--gpu"),
         (["--roofline", "lstm:64", "--batch", "0"], "--batch"),
-        (["--roofline", "lstm:64", "--plot", "x.pdf"], "--plot"),
+        (["--roofline", "lstm:64", "--plot", "x.gif"], "--plot"),
         (["--batch", "4"], "--batch"),
     ],
 )
