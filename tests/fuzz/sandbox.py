@@ -25,7 +25,7 @@ LIMIT_SECONDS = 10
 # A command prints no more on standard error than a terminal shows at a glance.
 MOST_LINES, MOST_BYTES = 3, 4000
 # Of a command whose standard output is JSON.
-PROGRESS = re.compile(r"\[ *[0-9.]+ s\] |round [0-9]+: ")
+PROGRESS = re.compile(r"\[ *([0-9.]+ s|[0-9]+/[0-9]+)\] |round [0-9]+: ")
 TOOLS = (
     *("ansible", "ansible-playbook", "git", "java", "mmdebstrap", "nft", "openssl", "pip", "podman", "python", "rsync"),
     *("ssh", "ssh-keygen", "ssh-keyscan", "sudo", "systemctl", "tar", "terraform"),
