@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -142,3 +143,18 @@ assert other != verdict
     (run / "trials.jsonl").write_text("\n".join(line for line in trials if '"fabric":"10g"' not in line) + "\n")
     done = subprocess.run([sys.executable, "-c", program, run], cwd=ROOT, capture_output=True, text=True)
     assert not done.returncode, done.stderr
+
+
+@pytest.mark.parametrize("code", [1, 2, 3, 130])
+def test_make_prints_the_exit_code_of_a_command_as_the_readme_says(tmp_path: Path, code: int) -> None:
+    (tmp_path / "cluster").write_text(f"#!/bin/sh\nexit {code}\n")
+    (tmp_path / "cluster").chmod(0o755)
+    argv = ["make", "-o", "setup", f"VENV={tmp_path}", "status"]
+    # Not as a part of the make that runs the tests.
+    env = {"PATH": os.environ["PATH"], "LC_ALL": "C"}
+    done = subprocess.run(argv, cwd=ROOT, env=env, capture_output=True, text=True)
+    last = re.sub(r"Makefile:\d+: ", "Makefile: ", done.stderr.splitlines()[-1])
+    assert (done.returncode, last) == (2, f"make: *** [Makefile: status] Error {code}")
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    assert "`make` itself always ends with 2" in readme
+    assert last.replace(f"Error {code}", "Error 1") in readme
