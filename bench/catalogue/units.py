@@ -11,12 +11,14 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cache
 from itertools import groupby, pairwise
-
-import networkx as nx
+from typing import TYPE_CHECKING
 
 from bench.catalogue import models
 from bench.catalogue.layers import Layer
 from bench.worker.model_sizes import TRANSFORMERS, VIT_B16, Size
+
+if TYPE_CHECKING:
+    import networkx as nx
 
 # Layers outside of blocks, by the unit that they belong to.
 OUTSIDE = {
@@ -85,6 +87,9 @@ def tied(name: str, seq_len: int | None = None) -> int:
 def graph(name: str, seq_len: int | None = None) -> nx.DiGraph[int]:
     """Nodes are positions in forward order. An edge has the values that it passes per sample and per step."""
     units = of(name, seq_len)
+    # It takes longer to import than a prediction.
+    import networkx as nx
+
     found: nx.DiGraph[int] = nx.DiGraph()
     for at, unit in enumerate(units):
         found.add_node(at, unit=unit)
@@ -99,5 +104,7 @@ def graph(name: str, seq_len: int | None = None) -> nx.DiGraph[int]:
 
 def crossing(network: nx.DiGraph[int], before: Collection[int]) -> tuple[int, int]:
     """Values per sample and per step that leave a set of units for the others."""
+    import networkx as nx
+
     edges = [network.edges[edge[:2]] for edge in nx.edge_boundary(network, before)]
     return sum(edge["sample"] for edge in edges), sum(edge["step"] for edge in edges)

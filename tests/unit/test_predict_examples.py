@@ -75,7 +75,7 @@ def test_a_prediction_imports_nothing_heavy() -> None:
     program = (
         "import sys; from bench.cli import main; "
         "main(['predict', '--gpu', 'v100', '--gpus', '8', '--gpus-per-node', '4', '--rate-gbps', '10', '--json']); "
-        "print([name for name in ('torch', 'scipy', 'numpy', 'pydantic', 'altair') if name in sys.modules])"
+        "print([name for name in ('torch', 'scipy', 'numpy', 'networkx', 'pydantic', 'altair') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[]"
