@@ -21,6 +21,7 @@ COMMANDS = {
     "tune": "bench.tune.command",
     "selfcheck": "bench.selfcheck.command",
     "elastic": "bench.elastic.command",
+    "converge": "bench.converge.command",
     "report": "bench.report.command",
     "explain": "bench.explain.command",
     "compare": "bench.compare",
@@ -33,7 +34,7 @@ COMMANDS = {
     "render": "bench.render.command",
 }
 # They use Terraform, Ansible or the notebooks. The others work wherever the package is installed.
-NEED_CHECKOUT = {"render", "sweep", "run", "runs", "comm", "tune", "elastic", "selfcheck", "jupyter"}
+NEED_CHECKOUT = {"render", "sweep", "run", "runs", "comm", "tune", "elastic", "converge", "selfcheck", "jupyter"}
 
 
 def summary(module: str) -> str:

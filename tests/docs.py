@@ -17,7 +17,9 @@ from typing import Any
 
 import picture
 import yaml
+from pydantic import BaseModel
 
+from bench.converge import plan as converge
 from bench.plan.schema import Plan
 from bench.results.trial import Trial
 from cluster.core.config import ClusterFile
@@ -26,6 +28,7 @@ ROOT = Path(__file__).resolve().parent.parent
 TARGET = ROOT / "roles/README.md"
 SCHEMAS = {"docs/trials.schema.json": Trial, "docs/cluster.schema.json": ClusterFile}
 SWEEP = ROOT / "docs/sweep.md"
+PARALLEL = ROOT / "docs/parallel.md"
 README = ROOT / "README.md"
 HEAD = """# Roles
 
@@ -150,15 +153,15 @@ def scenarios(role: str) -> str:
     return rows
 
 
-def plan_table(page: str) -> str:
-    """The page with a new table of a plan's fields."""
+def plan_table(page: Path, plan: type[BaseModel], source: str) -> str:
+    """The page with a new table of the fields of a plan."""
     lines = ["| field | default | meaning |", "|---|---|---|"]
-    for name, field in Plan.model_fields.items():
+    for name, field in plan.model_fields.items():
         if not field.description:
-            raise SystemExit(f"bench/plan/schema.py: {name} has no description")
+            raise SystemExit(f"{source}: {name} has no description")
         default = "*required*" if field.is_required() else "" if field.default is None else text_of(field.default)
         lines.append(f"| `{name}` | {default} | {field.description} |")
-    return between_marks(page, "bench/plan/schema.py", "\n".join(lines), "docs/sweep.md")
+    return between_marks(page.read_text(), source, "\n".join(lines), str(page.relative_to(ROOT)))
 
 
 def between_marks(page: str, source: str, content: str, name: str) -> str:
@@ -177,7 +180,9 @@ def main() -> int:
     text = HEAD + SCENARIOS + "".join(map(scenarios, roles())) + "".join(map(variables, roles()))
     html, verdict = picture.example()
     readme = between_marks(README.read_text(), "bench/report/example/quick", f"> {verdict}", "README.md")
-    wanted = {TARGET: text, SWEEP: plan_table(SWEEP.read_text()), README: readme}
+    wanted = {TARGET: text, README: readme}
+    wanted[SWEEP] = plan_table(SWEEP, Plan, "bench/plan/schema.py")
+    wanted[PARALLEL] = plan_table(PARALLEL, converge.Plan, "bench/converge/plan.py")
     for name, model in SCHEMAS.items():
         wanted[ROOT / name] = json.dumps(model.model_json_schema(), indent=1) + "\n"
     stale = [path for path, content in wanted.items() if not path.exists() or path.read_text() != content]

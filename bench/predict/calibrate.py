@@ -51,6 +51,7 @@ class Series:
     engine: str
     compression: str
     device: str
+    period: int = 1
 
     @property
     def link(self) -> Link:
@@ -123,7 +124,7 @@ def calibrate(
     loaded = runs.load(run, field="--calibrate")
     trials = [t for t in loaded.trials if t.status == "ok" and t.step_ms and t.point.data == "synthetic"]
     base = _single_steps(trials, start)
-    known = [trial for trial in trials if _series(trial.point) in base]
+    known = [trial for trial in trials if _series(trial) in base]
     fits: dict[str, Fit] = {}
     for engine in dict.fromkeys(trial.point.engine for trial in known):
         used = [trial for trial in known if trial.point.engine == engine and not _left_out(trial, fit_nodes)]
@@ -134,7 +135,7 @@ def calibrate(
         raise UserError(f"--calibrate: {run}: {why}")
     residuals = []
     for trial in known:
-        point, series, fit = trial.point, _series(trial.point), fits.get(trial.point.engine)
+        point, series, fit = trial.point, _series(trial), fits.get(trial.point.engine)
         if fit and (point.nodes == 1 or series.link in fit.link_share):
             fitted, left_out = _fitted_ms(trial, base, fit), _left_out(trial, fit_nodes)
             residuals.append(Residual(series, point.nodes, point.gpus, _measured(trial), fitted, left_out))
@@ -145,8 +146,8 @@ def _fit(used: Sequence[Trial], base: dict[Series, float], start: Parameters, sh
     # scipy takes half a second to import, which only this path should pay.
     from scipy.optimize import least_squares
 
-    links = sorted({_series(trial.point).link for trial in used if trial.point.nodes > 1})
-    rates = {_series(trial.point).link: trial.point.rate_gbps for trial in used}
+    links = sorted({_series(trial).link for trial in used if trial.point.nodes > 1})
+    rates = {_series(trial).link: trial.point.rate_gbps for trial in used}
     # The share of its rate that a link usually reaches.
     usual = {link: usual_gbps(start, link.transport, rates[link]) / rates[link] for link in links}
 
@@ -193,8 +194,9 @@ def _left_out(trial: Trial, fit_nodes: int | None) -> str:
     return "straggler" if trial.stragglers else ""
 
 
-def _series(point: Point) -> Series:
-    return Series(*(getattr(point, field.name) for field in fields(Series)))
+def _series(trial: Trial) -> Series:
+    same = {field.name: getattr(trial.point, field.name) for field in fields(Series) if field.name != "period"}
+    return Series(**same, period=trial.weights.period if trial.weights else 1)
 
 
 def _setup(series: Series, gpus: int, single_step_ms: float, rate_gbps: float | None = None) -> Setup:
@@ -204,7 +206,10 @@ def _setup(series: Series, gpus: int, single_step_ms: float, rate_gbps: float | 
         single_step_ms=single_step_ms,
         gpus=gpus,
         rate_gbps=rate_gbps or series.rate_gbps,
-        engine=series.engine.split("-")[0],
+        engine="horovod" if series.engine.startswith("horovod") else series.engine,
+        # Our parameter servers are the workers.
+        placement="nodes" if series.engine == "ps" else "even",
+        period=series.period,
         # Our fabrics are ports, or shaped without credit for idle time.
         link="native",
         gpu=series.device.removeprefix("emulated:") if series.device.startswith("emulated:") else None,
@@ -219,7 +224,7 @@ def _single_steps(trials: Sequence[Trial], start: Parameters) -> dict[Series, fl
             alone.setdefault(_device_key(trial.point), []).append(_measured(trial))
     steps: dict[Series, float] = {}
     for trial in sorted(trials, key=lambda trial: trial.point.gpus):
-        series = _series(trial.point)
+        series = _series(trial)
         if series in steps:
             continue
         key = _device_key(trial.point)
@@ -251,5 +256,5 @@ def _noise(trial: Trial) -> float:
 
 
 def _fitted_ms(trial: Trial, base: dict[Series, float], fit: Fit) -> float:
-    series = _series(trial.point)
+    series = _series(trial)
     return step_ms(_setup(series, trial.point.gpus, base[series]), fit.parameters(series.link))

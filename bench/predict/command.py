@@ -50,7 +50,7 @@ from cluster.core.tables import columns
 # Options that are fields of Setup under the same name.
 SETUP_OPTIONS = (
     *("gpus_per_node", "transport", "engine", "compression", "fusion_mb", "cycle_ms", "overlap", "interconnect"),
-    *("link", "hierarchical", "gpu", "servers", "seq_len", "grad_accum", "collective", "nics", "placement"),
+    *("link", "hierarchical", "gpu", "servers", "seq_len", "grad_accum", "collective", "nics", "placement", "period"),
 )
 
 
@@ -113,8 +113,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     option("--link", choices=LINKS, default="native", help=text)
     option("--input-rate", type=POSITIVE, help="images/s that one node's input pipeline delivers")
     option("--servers", type=COUNT, help="parameter servers (default: one per node)")
-    text = "even: every server has an equal share (BytePS); tensors: whole tensors (TensorFlow)"
+    text = "even: every server has an equal share (BytePS); tensors: whole tensors (TensorFlow); nodes: workers serve"
     option("--placement", choices=PLACEMENTS, default="even", help=text)
+    option("--period", type=COUNT, default=4, help="engines easgd, local-sgd: steps between two exchanges (default 4)")
     option("--optimizer", choices=tuple(memory.OPTIMIZERS), default="sgd", help="for the memory (default sgd)")
     option("--ceiling-gbps", type=POSITIVE, help="real bandwidth of the transport between two nodes")
     option(

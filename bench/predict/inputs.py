@@ -10,13 +10,16 @@ from bench.parse import TRANSPORTS, positive
 from cluster.core.errors import UserError
 from cluster.core.numbers import LARGEST
 
-ENGINES = ("horovod", "ddp", "ps")
+ENGINES = ("horovod", "ddp", "ps", "ps-async", "easgd", "local-sgd", "hogwild")
+# Those of them that are parameter servers or exchange weights: they fuse no gradients.
+UNFUSED = ("ps", "ps-async", "easgd", "local-sgd", "hogwild")
 OVERLAPS = ("none", "tensor", "fused")
 INTERCONNECTS = ("auto", "pcie", "nvlink")
 LINKS = ("native", "limiter")
 PRECISIONS = ("fp32", "tf32", "amp", "fp16")
 COLLECTIVES = ("nccl", "mpi", "gloo")
-PLACEMENTS = ("even", "tensors")
+# even: every server an equal share; tensors: servers hold whole tensors; nodes: the workers serve whole tensors.
+PLACEMENTS = ("even", "tensors", "nodes")
 
 # Wire bytes over single-precision bytes, and milliseconds to encode and decode one tensor.
 COMPRESSIONS = {"none": (1.0, 0.0), "fp16": (0.5, 0.02), "1bit": (1 / 32, 0.1)}
@@ -26,7 +29,7 @@ COMPRESSIONS = {"none": (1.0, 0.0), "fp16": (0.5, 0.02), "1bit": (1 / 32, 0.1)}
 GRADIENT_BYTES = {"fp32": 4, "tf32": 4, "amp": 4, "fp16": 2}
 
 # In MiB, as both programs count: Horovod 128 since November 2020, PyTorch DDP 25.
-DEFAULT_FUSION_MB = {"horovod": 128.0, "ddp": 25.0, "ps": 0.0}
+DEFAULT_FUSION_MB = {"horovod": 128.0, "ddp": 25.0, **dict.fromkeys(UNFUSED, 0.0)}
 
 # Rates of Ethernet ports. A limiter is on the next faster port: after idle time, bursts are sent at the port's rate,
 # but a step sends no more than the limit times its duration. This was measured at 2.5 and 5 Gbit/s (lowbandwidth.csv:
@@ -160,10 +163,12 @@ class Setup:
     placement: str = "even"
     # Whether a missing rate_gbps means that the rate is not known.
     rate_unknown: bool = False
+    # Steps from one exchange of weights to the next, engines easgd and local-sgd.
+    period: int = 4
 
     def __post_init__(self) -> None:
         models.get(self.model, self.seq_len)
-        for field in ("batch", "gpus", "gpus_per_node", "grad_accum", "nics"):
+        for field in ("batch", "gpus", "gpus_per_node", "grad_accum", "nics", "period"):
             value = getattr(self, field)
             if value < 1:
                 raise UserError(f"{_flag(field)}: {value} must be at least 1")
@@ -197,6 +202,8 @@ class Setup:
             raise UserError(
                 f"--rate-gbps: needed for {self.nodes} nodes, give the rate of one port in Gbit/s, or `unknown`"
             )
+        if self.engine == "hogwild" and self.nodes > 1:
+            raise UserError(f"--engine hogwild: shares the memory of one node, not of {self.nodes}; use fewer --gpus")
         if self.servers is not None and self.engine != "ps":
             raise UserError("--servers: only --engine ps has parameter servers")
         if self.placement != "even" and self.engine != "ps":
@@ -205,7 +212,7 @@ class Setup:
     @property
     def every_tensor(self) -> bool:
         """Each gradient is sent on its own: by choice, with fusion switched off, or to parameter servers."""
-        return self.overlap == "tensor" or self.engine == "ps" or (self.overlap == "fused" and self.fusion_mb == 0)
+        return self.overlap == "tensor" or self.engine in UNFUSED or (self.overlap == "fused" and self.fusion_mb == 0)
 
     @property
     def nodes(self) -> int:
@@ -223,7 +230,7 @@ class Setup:
     @property
     def kind(self) -> str:
         """Configurations of one kind have been predicted equally well."""
-        if self.engine == "ps":
+        if self.engine in UNFUSED and self.engine != "local-sgd":
             return "parameter servers"
         if self.nodes == 1:
             return "one node"

@@ -14,7 +14,7 @@ from functools import lru_cache
 from itertools import accumulate
 
 from bench.catalogue import models
-from bench.predict import network, servers
+from bench.predict import network, peers, servers
 from bench.predict.inputs import COMPRESSIONS, DEFAULT_FUSION_MB, HALF_PRECISION, SHARED_BOARD, Parameters, Setup
 
 MIB = 1 << 20
@@ -57,6 +57,10 @@ def simulate(setup: Setup, parameters: Parameters) -> Step:
     jitter = parameters.jitter * (parameters.half_jitter if setup.precision in HALF_PRECISION else 1.0)
     # Delays of several micro-batches average out.
     straggler = compute * jitter * expected_slowest(n) / math.sqrt(steps)
+    if setup.engine in peers.INDEPENDENT:
+        straggler = 0.0
+    elif setup.engine == "local-sgd":
+        straggler /= math.sqrt(setup.period)
     busy_compute = compute + straggler
     ratio, codec_ms = COMPRESSIONS[setup.compression]
     element = min(setup.gradient_bytes, 4 * ratio)
@@ -68,7 +72,13 @@ def simulate(setup: Setup, parameters: Parameters) -> Step:
     times = [start + share * backward for _, share in ready]
     sizes = [element * elements for elements, _ in ready]
     payload = sum(sizes)
-    if setup.engine == "ps":
+    if setup.engine in peers.ENGINES or setup.placement == "nodes":
+        whenever = [times[-1]] * len(times) if setup.overlap == "none" else times
+        sent = peers.exchange(setup, parameters, whenever, sizes)
+        end, limit, wire_bytes = sent.end, sent.limit, sent.wire_bytes
+        moving = busy = max(0.0, end - (times[-1] if setup.engine in peers.PERIODIC else times[0]))
+        latency, bus = parameters.launch_ms, None
+    elif setup.engine == "ps":
         end, traffic = servers.finish(setup, parameters, times, sizes, forward)
         moving = busy = max(0.0, end - times[0])
         latency, bus, limit = parameters.launch_ms, None, traffic.limit

@@ -15,6 +15,7 @@ PROGRAMS = (
         "run_follow",
         "run_launch",
     ),
+    "learn",
     *("run_packages", "run_rank", "run_torchrun", "stages", "supervise", "topology", "trials", "verify"),
 )
 

@@ -7,11 +7,23 @@ split, so the owner of a large tensor is the slowest.
 
 import queue
 import threading
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from bench.worker.engines import TorchEngine
+
+
+@dataclass
+class Request:
+    """A sum that this process serves: its own gradient, and the receives of the others' with their targets."""
+
+    tag: int
+    tensor: torch.Tensor
+    receives: list[tuple[Any, torch.Tensor]]
+    sends: list[Any] = field(default_factory=list)
+    summed: threading.Event = field(default_factory=threading.Event)
 
 
 class ParameterServerEngine(TorchEngine):
@@ -22,9 +34,10 @@ class ParameterServerEngine(TorchEngine):
         self.owned_elements = [0] * self.size
         self.owners: dict[str, int] = {}
         self.tags: dict[str, int] = {}
-        self.requests: queue.Queue[tuple[int, torch.Tensor, threading.Event] | None] = queue.Queue()
+        self.requests: queue.Queue[Request | None] = queue.Queue()
+        self.peers = [rank for rank in range(self.size) if rank != self.rank]
         self.error: BaseException | None = None
-        self.local_sums: list[threading.Event] = []
+        self.local_sums: list[Request] = []
         self.remote_sums: list[tuple[Any, Any, torch.Tensor, torch.Tensor]] = []
         self.server = threading.Thread(target=self._serve, daemon=True)
         self.server.start()
@@ -44,9 +57,15 @@ class ParameterServerEngine(TorchEngine):
         owner = self.owner(name, tensor)
         tag = self.tags[name]
         if owner == self.rank:
-            done = threading.Event()
-            self.local_sums.append(done)
-            self.requests.put((tag, tensor, done))
+            # At once: Gloo sends a message when its receiver is ready, and says so only then.
+            parts = [torch.empty_like(tensor) for _ in self.peers]
+            receives = [
+                self.dist.irecv(part, peer, group=self.push, tag=tag)
+                for part, peer in zip(parts, self.peers, strict=True)
+            ]
+            request = Request(tag, tensor, list(zip(receives, parts, strict=True)))
+            self.local_sums.append(request)
+            self.requests.put(request)
             return
         total = torch.empty_like(tensor)
         send = self.dist.isend(tensor, owner, group=self.push, tag=tag)
@@ -54,31 +73,26 @@ class ParameterServerEngine(TorchEngine):
         self.remote_sums.append((send, receive, tensor, total))
 
     def _serve(self) -> None:
-        peers = [rank for rank in range(self.size) if rank != self.rank]
         while request := self.requests.get():
-            tag, tensor, done = request
+            tensor, tag = request.tensor, request.tag
             try:
-                parts = [torch.empty_like(tensor) for _ in peers]
-                receives = [
-                    self.dist.irecv(part, peer, group=self.push, tag=tag)
-                    for part, peer in zip(parts, peers, strict=True)
-                ]
-                for work, part in zip(receives, parts, strict=True):
+                for work, part in request.receives:
                     work.wait()
                     tensor.add_(part)
-                for work in [self.dist.isend(tensor, peer, group=self.pull, tag=tag) for peer in peers]:
-                    work.wait()
+                request.sends = [self.dist.isend(tensor, peer, group=self.pull, tag=tag) for peer in self.peers]
             except RuntimeError as error:
                 self.error = error
-            done.set()
+            request.summed.set()
 
     def wait(self) -> None:
         for send, receive, tensor, total in self.remote_sums:
             send.wait()
             receive.wait()
             tensor.copy_(total)
-        for done in self.local_sums:
-            done.wait()
+        for request in self.local_sums:
+            request.summed.wait()
+            for work in request.sends:
+                work.wait()
         if self.error:
             raise self.error
 

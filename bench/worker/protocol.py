@@ -71,12 +71,36 @@ class CaseSpec:
 
 
 @dataclass(frozen=True)
+class LearnSpec:
+    """One training of the small network to a target accuracy; times are those of this machine."""
+
+    id: str
+    seed: int
+    batch: int  # per rank
+    learning_rate: float
+    warmup_samples: int
+    target: float
+    max_samples: int
+    compute_s: float  # forward and backward of the emulated device
+    speed: float  # emulated seconds per second of this machine
+    scale: float  # bytes of the named model over those of the small network
+    evaluate: int  # steps between two measurements of the accuracy
+    period: int = 1
+    moving_rate: float = 0.0
+    rate_mbit: float | None = None
+    burst_ms: float | None = None
+
+
+@dataclass(frozen=True)
 class LaunchSpec:
-    """What one start of the worker does: trials, or cases of collectives."""
+    """What one start of the worker does: trials, cases of collectives, or trainings of the small network."""
 
     engine: str
     trials: list[TrialSpec] = field(default_factory=list)
     cases: list[CaseSpec] = field(default_factory=list)
+    learns: list[LearnSpec] = field(default_factory=list)
+    model: str = ""  # whose gradients the small network stands for
+    data: str = ""  # file with its images
     rate_mbit: float | None = None  # set before the ranks connect
     burst_ms: float | None = None
     one_thread: bool = True
@@ -173,6 +197,22 @@ class CaseDone:
 
 
 @dataclass(frozen=True)
+class LearnDone:
+    """Accuracy against emulated seconds and samples, and what every node sent per step."""
+
+    id: str
+    seconds: list[float]
+    samples: list[int]
+    accuracy: list[float]
+    steps: int
+    elements: int  # of the small network
+    sent: dict[str, dict[str, float]]  # node -> interface -> bytes per step
+    staleness: dict[str, int]
+    overrun: float  # share of the steps whose own compute took longer than the emulated one
+    digest: str  # of the last weights
+
+
+@dataclass(frozen=True)
 class DeviceReport:
     """What a rank found on its GPU."""
 
@@ -206,7 +246,7 @@ class Finished:
     pass
 
 
-Event = Started | WarmUp | Progress | TrialDone | CaseDone | DevicesDone | Failed | Finished
+Event = Started | WarmUp | Progress | TrialDone | CaseDone | LearnDone | DevicesDone | Failed | Finished
 EVENTS: dict[str, type[Any]] = {kind.__name__: kind for kind in typing.get_args(Event)}
 
 

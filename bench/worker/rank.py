@@ -15,7 +15,7 @@ import torch
 from bench.worker import accelerator, engines, fabric, gpu_info
 from bench.worker.accelerator import Accelerator
 from bench.worker.engines import Engine
-from bench.worker.protocol import Failed, Finished, LaunchSpec, Spec, Started, TrialSpec, emit, read_spec
+from bench.worker.protocol import Failed, Finished, LaunchSpec, LearnSpec, Spec, Started, TrialSpec, emit, read_spec
 from bench.worker.shards import DataError
 
 PR_SET_PDEATHSIG = 1
@@ -28,7 +28,7 @@ def local_rank() -> int:
     return int(next((os.environ[name] for name in names if name in os.environ), "0"))
 
 
-def set_rate(spec: LaunchSpec | TrialSpec, local: int) -> None:
+def set_rate(spec: LaunchSpec | TrialSpec | LearnSpec, local: int) -> None:
     if spec.rate_mbit is not None and local == 0:
         burst = [] if spec.burst_ms is None else [str(spec.burst_ms)]
         subnet = os.environ.get(fabric.VARIABLE, "").partition(" ")[2]

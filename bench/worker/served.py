@@ -81,14 +81,18 @@ class ServedEngine(WeightEngine):
                 if int(number) == END:
                     return
                 made, served = self.models[int(number)]
-                sends = []
+                receives, sends = [], []
+                # All at once: Gloo sends a message when its receiver is ready, and says so only then.
                 for block in made:
                     if block.owner == self.rank:
                         message = torch.empty(block.elements)
-                        self.dist.recv(message, worker, group=self.push, tag=1 + block.number)
-                        answer = self._change(served[block.number], message, worker)
-                        sends.append(self.dist.isend(answer, worker, group=self.pull, tag=1 + block.number))
-                for work in sends:
+                        work = self.dist.irecv(message, worker, group=self.push, tag=1 + block.number)
+                        receives.append((work, message, block))
+                for work, message, block in receives:
+                    work.wait()
+                    answer = self._change(served[block.number], message, worker)
+                    sends.append((self.dist.isend(answer, worker, group=self.pull, tag=1 + block.number), answer))
+                for work, _ in sends:
                     work.wait()
         except RuntimeError as error:
             self.error = error

@@ -59,6 +59,7 @@ def sweep(deployed: Project) -> Iterator[subprocess.Popen[str]]:
         ["bench", "tune", "--env", ENV],
         ["bench", "selfcheck", "--env", ENV],
         ["bench", "elastic", "--env", ENV],
+        ["bench", "converge", "--env", ENV],
         ["bench", "run", "--env", ENV, "--folder", ".", "--", "python", "two.py"],
         ["bench", "data", "bench", "--env", ENV, "/shared/datasets"],
         ["cluster", "--env", ENV, "deploy"],

@@ -1,0 +1,97 @@
+"""Train a small network to a target accuracy with every engine, in the emulated time of a larger one."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from datetime import UTC, datetime
+from typing import Any
+
+from bench.converge import plan as plans
+from bench.converge.plan import Plan
+from bench.parse import named_path
+from bench.results import store
+from bench.sweep.progress import console
+from cluster import tuning
+from cluster.core import lock
+from cluster.core.contract import Contract
+from cluster.core.errors import UserError
+from cluster.core.progress import Progress
+from cluster.core.state import State
+from cluster.terraform import read_output
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--env", default="local", help="environment to run on (default local)")
+    parser.add_argument(
+        "--plan",
+        type=named_path,
+        metavar="FILE",
+        help="YAML file with the trainings (docs/parallel.md; default: its defaults)",
+    )
+    parser.add_argument("--dry-run", action="store_true", help="list the trainings; run nothing")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.plan and not args.plan.is_file():
+        raise UserError(f"--plan {args.plan}: no such file")
+    plan, state = plans.load(args.plan), State.existing(args.env)
+    if args.dry_run:
+        contract = read_output(state) if state.tfstate.exists() else state.cluster().planned()
+        plans.check(plan, contract)
+        return dry_run(plan, contract, args.json)
+    with state.locked():
+        return measured(args, plan, read_output(state))
+
+
+def dry_run(plan: Plan, contract: Contract, as_json: bool) -> int:
+    found = [
+        {
+            **{name: getattr(curve, name) for name in ("engine", "fabric", "nodes", "batch")},
+            **{"seeds": plan.seeds, "learning_rate": round(plans.learning_rate(plan, curve), 6)},
+        }
+        for curve in plans.curves(plan, contract)
+    ]
+    if as_json:
+        print(json.dumps(found, indent=1))
+        return 0
+    for row in found:
+        print("  ".join(f"{name} {value}" for name, value in row.items()))
+    console.print(f"{len(found)} curves, {len(found) * plan.seeds} trainings")
+    return 0
+
+
+def measured(args: argparse.Namespace, plan: Plan, contract: Contract) -> int:
+    from bench.converge import analysis, measure, report
+
+    plans.check(plan, contract)
+    progress = Progress(args.env, stderr=args.json)
+    count = len(list(plans.curves(plan, contract)))
+    with (
+        progress.phase(f"converge: {count} curves, {plan.seeds} trainings each"),
+        lock.measuring(contract.provider, progress.waiting),
+    ):
+        begin = datetime.now(UTC)
+        rows = measure.measure(plan, contract, tuning.load(args.env), progress)
+    result: dict[str, Any] = {
+        "created": begin.isoformat(timespec="seconds"),
+        "took_s": round((datetime.now(UTC) - begin).total_seconds(), 1),
+        "kind": "emulated",
+        "env": args.env,
+        "plan": plan.model_dump(),
+        "curves": rows,
+        "answers": analysis.answers(rows, plan.batch),
+    }
+    folder = store.RESULTS / args.env / "converge" / f"{begin:%Y%m%d-%H%M%S}"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "result.json").write_text(json.dumps(result, indent=1))
+    (folder / "report.md").write_text(report.markdown_page(result))
+    (folder / "report.html").write_text(report.page(result))
+    if args.json:
+        print(json.dumps(result, indent=1))
+    else:
+        console.print((folder / "report.md").read_text(), markup=False)
+        console.print(f"saved in {folder}", markup=False)
+    complete = all(len(row["runs"]) == plan.seeds for row in rows)
+    return 0 if complete else 1

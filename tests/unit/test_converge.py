@@ -1,0 +1,176 @@
+"""bench converge: plans, the factors of emulated time, and what trainings say, without nodes."""
+
+from __future__ import annotations
+
+import numpy
+import pytest
+import yaml
+from test_inventory import OUTPUT
+
+from bench.catalogue import models
+from bench.converge import analysis, dataset, measure, report
+from bench.converge import plan as plans
+from bench.worker.protocol import LearnDone
+from cluster.core import contract
+from cluster.core.errors import UserError
+
+CLUSTER = contract.parse(OUTPUT)
+FABRICS = list(CLUSTER.fabrics)[:2]
+NODES = len(CLUSTER.compute)
+
+
+def load(tmp_path, **changes):
+    path = tmp_path / "converge.yml"
+    path.write_text(yaml.safe_dump({"fabrics": FABRICS, "nodes": [NODES], **changes}))
+    plan = plans.load(path)
+    plans.check(plan, CLUSTER)
+    return plan
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"engines": ["hogwild"]}, "plan.engines"),
+        ({"engines": ["easgd"]}, "plan.large_batches"),
+        ({"large_batches": [64]}, "plan.large_batches: 64 is plan.batch"),
+        ({"fabrics": ["40g"]}, "plan.fabrics"),
+        ({"nodes": [NODES + 1]}, "plan.nodes"),
+        ({"device": "cuda"}, "plan.device"),
+        ({"device": "emulated:abacus"}, "abacus"),
+        ({"model": "gpt"}, "gpt"),
+        ({"target": 1.5}, "plan.target"),
+        ({"seeds": 0}, "plan.seeds"),
+        ({"engines": ["horovod"], "moving_rate": 0.5}, "plan.moving_rate"),
+        ({"learning": 1}, "plan.learning"),
+    ],
+)
+def test_bad_plan_gives_one_line_that_names_the_field(tmp_path, changes, field):
+    with pytest.raises(UserError) as caught:
+        load(tmp_path, **changes)
+    assert field in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_large_batches_train_the_first_engine_on_the_last_fabric(tmp_path):
+    plan = load(tmp_path, engines=["horovod", "easgd"], large_batches=[16, 256])
+    curves = list(plans.curves(plan, CLUSTER))
+    assert len(curves) == 2 * len(FABRICS) + 2
+    assert {(c.engine, c.fabric) for c in curves if c.batch != plan.batch} == {("horovod", FABRICS[-1])}
+    assert len({curve.id for curve in curves}) == len(curves)
+
+
+def test_exchanging_the_small_network_takes_as_long_as_the_model_would(tmp_path):
+    plan = load(tmp_path)
+    curve = next(plans.curves(plan, CLUSTER))
+    spec = measure.spec_of(plan, curve, 1)
+    real_seconds = measure.small_bytes(plan) * 8 / (spec.rate_mbit * 1e6)
+    modelled = models.get(plan.model).gradient_bytes * 8 / (curve.rate_gbps * 1e9)
+    assert real_seconds * spec.speed == pytest.approx(modelled)
+    assert spec.compute_s * spec.speed == pytest.approx(plans.compute_ms(plan, plan.batch) / 1000)
+
+
+@pytest.mark.parametrize(("rule", "factor"), [("linear", 1.0), ("sqrt", 0.5), ("none", 1.0)])
+def test_learning_rate_follows_the_images_behind_an_update(tmp_path, rule, factor):
+    plan = load(tmp_path, scaling=rule, learning_rate=0.1, engines=["horovod", "ps-async", "local-sgd"])
+    rates = {
+        curve.engine: plans.learning_rate(plan, curve) for curve in plans.curves(plan, CLUSTER) if curve.batch == 64
+    }
+    grown = {"linear": NODES, "sqrt": NODES**0.5, "none": 1}[rule]
+    assert rates["ps-async"] == pytest.approx(0.1)
+    assert rates["horovod"] == rates["local-sgd"] == pytest.approx(0.1 * grown)
+
+
+def test_accuracy_is_measured_after_an_exchange(tmp_path):
+    plan = load(tmp_path, period=3)
+    for curve in plans.curves(plan, CLUSTER):
+        assert plans.evaluate(plan, curve) % plans.period(plan, curve.engine) == 0
+
+
+def test_images_are_those_of_the_stand_in_data_set_and_test_images_are_others():
+    x, y = dataset.painted(1, 40, 5)
+    again, _ = dataset.painted(1, 40, 5)
+    other, _ = dataset.painted(2, 40, 5)
+    assert x.shape == (40, 3, dataset.PIXELS, dataset.PIXELS)
+    assert set(y) <= set(range(5))
+    assert numpy.array_equal(x, again)
+    assert not numpy.array_equal(x, other)
+
+
+def row(engine="horovod", times=(10.0, 11.0, 12.0), batch=64, samples=(1000, 1100, 1200), fabric="1g", digests="abc"):
+    runs = [
+        {
+            **{"seed": seed, "seconds": [1.0, time or 20.0], "samples": [500, count], "accuracy": [0.1, 0.9]},
+            **{"reached_s": time, "reached_samples": count if time else None, "steps": 10, "step_ms": 100.0},
+            **{"staleness": {"0": 1, "4": 1} if engine == "ps-async" else {}, "overrun": 0.0, "proved": True},
+            **{"sent_bytes": 1e5, "expected_bytes": 1e5, "digest": digest},
+        }
+        for seed, time, count, digest in zip((1, 2, 3), times, samples, digests, strict=True)
+    ]
+    fixed = {"nodes": 4, "scale": 350.0, "speed": 7.0, "learning_rate": 0.1, "period": 1}
+    return {"engine": engine, "fabric": fabric, "batch": batch, **fixed, "runs": runs}
+
+
+def test_a_method_is_faster_only_if_the_interval_of_paired_seeds_says_so():
+    base = row()
+    faster = row("easgd", (5.0, 5.6, 6.0))
+    unclear = row("local-sgd", (9.0, 13.0, 11.0))
+    slower = row("ps", (20.0, 22.5, 24.0))
+    (said,) = analysis.faster([base, faster, unclear, slower], 64)
+    assert "Elastic Averaging SGD is faster" in said
+    assert "local SGD cannot be told from it" in said
+    assert "parameter server is slower" in said
+    assert analysis.fastest([base, faster, unclear, slower], 64)[0].startswith("1g, 4 nodes: Elastic Averaging SGD")
+
+
+def test_a_training_that_missed_the_target_is_no_win():
+    missed = row("ps-async", (1.0, 1.0, None))
+    (said,) = analysis.faster([row(), missed], 64)
+    assert "parameter server, asynchronous missed the target in 1 of 3" in said
+    assert "Horovod" in analysis.fastest([row(), missed], 64)[0]
+
+
+def test_large_batches_are_compared_by_samples_with_the_smallest():
+    rows = [row(batch=64, samples=(1000, 1100, 1200)), row(batch=256, samples=(2000, 2200, 2400))]
+    rows.append(row(batch=1024, times=(None, None, None)))
+    (said,) = analysis.large_batches(rows)
+    assert "1024 images: 2 (2 to 2) times as many" in said
+    assert "4096 images: target missed in 3 of 3" in said
+
+
+def test_interval_of_one_seed_is_not_invented():
+    assert analysis.estimate([3.0]).low is None
+    three = analysis.estimate([1.0, 2.0, 4.0])
+    assert three.value == pytest.approx(2.0)
+    assert three.low < 1 < 4 < three.high
+
+
+def test_bit_for_bit_is_said_only_where_it_is_so():
+    same = analysis.same_results([row(), row(fabric="10g")])
+    assert "3 of 3 seeds" in same[0]
+    assert "2 of 3 seeds" in analysis.same_results([row(), row(fabric="10g", digests="abx")])[0]
+
+
+def test_report_says_emulated_in_page_table_and_plots():
+    plan = plans.Plan()
+    rows = [row(), row("ps-async")]
+    result = {"plan": plan.model_dump(), "curves": rows, "answers": analysis.answers(rows, 64)}
+    text = report.markdown_page(result)
+    assert "EMULATED time" in text and "emulated time" in text.split("All curves")[1]
+    assert "2.0, 4" in text
+    for chart in report.charts(result).values():
+        drawn = chart.to_json()
+        assert "EMULATED" in drawn or "staleness" in drawn
+
+
+def test_volume_of_a_training_is_compared_with_what_its_engine_needs(tmp_path):
+    plan = load(tmp_path, engines=["easgd"], large_batches=[], period=4)
+    curve = next(plans.curves(plan, CLUSTER))
+    spec = measure.spec_of(plan, curve, 1)
+    elements = measure.small_bytes(plan) // 4
+    share = 2 * (NODES - 1) / NODES / 4
+    expected = measure.expected_bytes(curve, "easgd", spec, elements)
+    assert expected == pytest.approx(4 * elements * share, rel=0.06)
+    sent = {name: {"eth": expected} for name in CLUSTER.compute}
+    done = LearnDone(spec.id, [1.0], [100], [0.9], 10, elements, sent, {}, 0.0, "x")
+    assert measure.training(plan, curve, "easgd", spec, done, "eth")["proved"]
+    assert not measure.training(plan, curve, "easgd", spec, done, "other")["proved"]
