@@ -11,6 +11,9 @@ from test_sweep import CLUSTER, load, point_of, recorded, report
 
 from bench.catalogue import models
 from bench.plan import unfold
+from bench.predict import calibrate
+from bench.predict.inputs import DEFAULTS, Setup
+from bench.predict.simulate import simulate
 from bench.sweep import record, spec, transport
 from bench.worker import node_link, pacing, placement, step_statistics
 from bench.worker.protocol import Step
@@ -154,3 +157,45 @@ def test_weights_cross_the_link_of_a_node_after_the_step_and_only_when_they_are_
         link.submit("a", Tensor(30_000))
         link.wait()
         assert moments[-1] == pytest.approx(end)
+
+
+def step_of(engine: str, nodes: int = 4, rate: float = 1.0, model: str = "resnet50", period: int = 4):
+    placement_of = "nodes" if engine == "ps" else "even"
+    setup = Setup(model, 64, 300.0, nodes, 1, rate, engine=engine, placement=placement_of, period=period)
+    return simulate(setup, DEFAULTS)
+
+
+def test_prediction_of_an_exchange_follows_its_bytes():
+    seconds = models.get("resnet50").gradient_bytes * 8 / 0.96e9
+    for engine in ("ps", "ps-async"):
+        # 2 (n - 1) / n of the bytes, of which forward hides nothing and backward all it can.
+        assert step_of(engine).total == pytest.approx(100 + 1.5 * seconds * 1000, rel=0.06)
+    # A quarter of it in each step, after backward.
+    assert step_of("easgd").total == pytest.approx(300 + 1.5 * seconds * 1000 / 4, rel=0.06)
+    assert step_of("easgd", period=1).exposed == pytest.approx(4 * step_of("easgd").exposed)
+    assert step_of("local-sgd", period=1).exposed == pytest.approx(4 * step_of("local-sgd").exposed, rel=0.01)
+
+
+def test_prediction_of_one_node_is_its_compute_and_nobody_waits_for_the_slowest():
+    for engine in ("ps-async", "easgd", "local-sgd"):
+        assert step_of(engine, nodes=1).total == 300.0
+    assert step_of("ps-async", rate=100.0).straggler == step_of("easgd").straggler == 0
+    assert 0 < step_of("local-sgd").straggler < step_of("ps").straggler
+
+
+def test_the_owner_of_a_large_tensor_is_the_slowest_port():
+    """VGG-16: one layer has three quarters of the weights, and its owner sends them to all others."""
+    seconds = models.get("vgg16").gradient_bytes * 8 / 0.96e9
+    assert step_of("ps-async", model="vgg16").total > 1.3 * (100 + 1.5 * seconds * 1000)
+
+
+def test_a_run_of_an_engine_without_a_barrier_calibrates_with_its_period():
+    point, main = report(["head", "w1"])
+    point = point.model_copy(update={"engine": "easgd", "batch": 64})
+    trial = record.trial(
+        *(point, replace(main, period=2), None, (164.0, "a table"), "fabric0", 1.0, "2026-01-01T00:00:00+00:00"),
+        algorithm="parameter_server",
+    )
+    series = calibrate._series(trial)
+    setup = calibrate._setup(series, 2, 164.0)
+    assert (setup.engine, setup.period) == ("easgd", 2)

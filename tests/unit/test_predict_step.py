@@ -26,7 +26,7 @@ def setups(draw: st.DrawFn) -> Setup:
         model=draw(st.sampled_from(models.NAMES)),
         batch=draw(st.integers(1, 512)),
         single_step_ms=draw(st.floats(1, 5000)),
-        gpus=per_node * draw(st.integers(1, 256)),
+        gpus=per_node * (1 if engine == "hogwild" else draw(st.integers(1, 256))),
         gpus_per_node=per_node,
         rate_gbps=draw(st.floats(0.1, 400)),
         transport=draw(st.sampled_from(TRANSPORTS)),
