@@ -45,12 +45,9 @@ def check(plan: Plan, cluster: Contract | None, available: int) -> None:
     if plan.launcher == "torchrun" and set(plan.engines) != {"ddp"}:
         raise UserError("plan.launcher: torchrun starts engine ddp only; set engines: [ddp]")
     for model in plan.models:
+        check_file(plan, model)
         if models.get(model).tokens and plan.data != ["synthetic"]:
             raise UserError(f"plan.data: {model} reads words, the data sets hold images; write synthetic")
-        if models.is_file(model) and "/" in model:
-            raise UserError(f"plan.models: {model}: name a file in the working folder, without its folder")
-        if models.is_file(model) and not plan.device.startswith("emulated:"):
-            raise UserError(f"plan.models: {model} lists sizes only; set device: emulated:<profile>")
     if plan.data_loader == "dali" and plan.device != "cuda":
         raise UserError(f"plan.data_loader: dali needs device cuda, not {plan.device}; remove it")
     kind, _, profile = plan.device.partition(":")
@@ -89,6 +86,18 @@ def check(plan: Plan, cluster: Contract | None, available: int) -> None:
             raise UserError("plan.compressions: 1bit does not run on GPUs; remove it, or use emulated:<profile> or cpu")
     elif plan.device != "cpu":
         raise UserError(f"plan.device: unknown device {plan.device!r}; choose cuda, cpu or emulated:<profile>")
+
+
+def check_file(plan: Plan, model: str) -> None:
+    """A model of the user is a table of sizes, so only an emulated device can run it, in a measured time."""
+    if not models.is_file(model):
+        return
+    if "/" in model:
+        raise UserError(f"plan.models: {model}: name a file in the working folder, without its folder")
+    if not plan.device.startswith("emulated:"):
+        raise UserError(f"plan.models: {model} lists sizes only; set device: emulated:<profile>")
+    if plan.compute_ms is None or (isinstance(plan.compute_ms, dict) and model not in plan.compute_ms):
+        raise UserError(f"plan.compute_ms: {model} has no published rate; measure one GPU and write {{{model}: 150}}")
 
 
 def check_efa(plan: Plan, fabric: str) -> None:

@@ -47,7 +47,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch", type=COUNT, default=64, help="images per GPU and step (default 64)")
     add_training_arguments(parser)
     parser.add_argument("--gpus", default="1", help="number of GPUs, or a list; one GPU is always shown")
-    parser.add_argument("--gpus-per-node", type=COUNT, default=4, help="(default 4)")
+    parser.add_argument("--gpus-per-node", type=COUNT, default=8, help="(default 8)")
     parser.add_argument("--rate-gbps", default="10", help="link rate of one node in Gbit/s (default 10)")
     parser.add_argument("--transport", default="tcp", help=f"{', '.join(TRANSPORTS)} (default tcp)")
     parser.add_argument("--epochs", default="90", help="passes over the data (default 90)")

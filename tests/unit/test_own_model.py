@@ -19,6 +19,7 @@ from bench.plan import unfold
 from bench.plan.check import check
 from bench.plan.schema import Plan
 from bench.sweep import spec
+from cluster.core.errors import UserError
 
 HEAD = "layer,shapes,macs,activations\n"
 RATE = ["--single-rate", "100", "--gpus", "16", "--gpus-per-node", "4", "--rate-gbps", "10"]
@@ -100,6 +101,13 @@ def test_a_sweep_emulates_an_own_model(tmp_path: Path, monkeypatch: pytest.Monke
     sent = spec.gradients(plan, [group.points[0].model])["mine.csv"]
     assert sum(gradient.elements for gradient in sent) == models.get("alexnet").parameters
     assert unfold.compute_ms(plan, group.points[0])[0] == 20
+    for change, told in (
+        ({"compute_ms": None}, r"plan\.compute_ms: mine\.csv has no published rate"),
+        ({"device": "cuda"}, r"set device: emulated"),
+        ({"models": ["there/mine.csv"]}, r"without its folder"),
+    ):
+        with pytest.raises(UserError, match=told):
+            check(Plan.model_validate(given | change), None, 2)
 
 
 @pytest.fixture

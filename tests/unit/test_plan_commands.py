@@ -108,8 +108,8 @@ def test_training_time_shrinks_from_years(capsys: pytest.CaptureFixture[str]) ->
     assert one["hours"] > 5 * 365 * 24
     assert one["hours"] / many["hours"] == pytest.approx(80 * many["efficiency"])
     assert many["hours_low"] < many["hours"] < many["hours_high"]
-    # 80 GPUs, and 20 nodes with a port of 10 Gbit/s.
-    assert many["cost"] == pytest.approx(many["hours"] * (80 * 0.5 + 20 * (0.5 + 0.05)))
+    # 80 GPUs, and 10 nodes with a port of 10 Gbit/s.
+    assert many["cost"] == pytest.approx(many["hours"] * (80 * 0.5 + 10 * (0.5 + 0.05)))
     assert got["inputs"]["images"] == pytest.approx(104e12 / 108e3)
 
 
@@ -152,7 +152,7 @@ def test_an_unreachable_target_is_a_finding(capsys: pytest.CaptureFixture[str]) 
         ("datapath --speed ssd=-1", "above 0"),
         ("datapath --cores 0", "--cores"),
         ("training-time --dataset-tb -1 --gpu v100", "--dataset-tb"),
-        ("training-time --dataset-tb 1 --gpu v100 --gpus 6", "multiple"),
+        ("training-time --dataset-tb 1 --gpu v100 --gpus 12", "multiple"),
         ("transfer --efficiency 2", "--efficiency"),
     ],
 )
