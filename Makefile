@@ -62,8 +62,8 @@ clean: setup ## remove cached images and packages that nothing uses
 bench: setup ## sweep 1 to N nodes and write the report; deploys if no cluster is up; PLAN=elastic: faults   [ENV= PLAN=]
 	@$(VENV)/bench $(if $(filter elastic,$(PLAN)),elastic,sweep) --env $(ENV) $(if $(filter-out elastic,$(PLAN)),--plan $(PLAN))
 
-run: setup ## run your own script on the nodes   SCRIPT=train.py [ARGS= NODES= GPUS_PER_NODE= MIN_NODES= MAX_NODES= ENGINE=horovod|ddp REQUIREMENTS= RESUME= ENV=]
-	@$(VENV)/bench run --env $(ENV) $(COUNT) $(if $(MIN_NODES),--min-nodes $(MIN_NODES)) $(if $(MAX_NODES),--max-nodes $(MAX_NODES)) $(if $(GPUS_PER_NODE),--gpus-per-node $(GPUS_PER_NODE)) $(if $(ENGINE),--engine $(ENGINE)) $(if $(REQUIREMENTS),--requirements '$(REQUIREMENTS)') $(if $(RESUME),--resume '$(RESUME)') --folder '$(dir $(SCRIPT))' -- python '$(notdir $(SCRIPT))' $(ARGS)
+run: setup ## run your own script on the nodes   SCRIPT=train.py [ARGS= NODES= GPUS_PER_NODE= MIN_NODES= MAX_NODES= ENGINE=horovod|ddp REQUIREMENTS= RESUME= OPTIONS=--detach ENV=]
+	@$(VENV)/bench run --env $(ENV) $(COUNT) $(if $(MIN_NODES),--min-nodes $(MIN_NODES)) $(if $(MAX_NODES),--max-nodes $(MAX_NODES)) $(if $(GPUS_PER_NODE),--gpus-per-node $(GPUS_PER_NODE)) $(if $(ENGINE),--engine $(ENGINE)) $(if $(REQUIREMENTS),--requirements '$(REQUIREMENTS)') $(if $(RESUME),--resume '$(RESUME)') $(OPTIONS) --folder '$(dir $(SCRIPT))' -- python '$(notdir $(SCRIPT))' $(ARGS)
 
 comm: setup ## measure collectives as a share of the link rate   [ENV= FABRIC=]
 	@$(VENV)/bench comm --env $(ENV) $(if $(FABRIC),--fabric $(FABRIC))

@@ -38,6 +38,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--times", type=Whole(1, 100), default=5, metavar="N", help="rounds of all faults (default 5)")
     text = "repeatable (default: all; those of a whole node need provider local)"
     parser.add_argument("--fault", choices=list(FAULTS), action="append", help=text)
+    text = "add to an earlier measurement in results/<env>/elastic what it lacks; latest: the last one"
+    parser.add_argument("--resume", metavar="NAME", help=text)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -45,12 +47,13 @@ def run(args: argparse.Namespace) -> int:
     with state.locked():
         contract = read_output(state)
         faults = chosen(args.fault, contract)
+        folder = results(args.env, args.resume)
         progress = Progress(args.env)
         with (
             progress.phase(f"elastic: {len(faults)} faults, {args.times} times"),
             lock.measuring(contract.provider, progress.waiting),
         ):
-            folder = Measurement(args.env, state, contract, progress).run(faults, args.times)
+            Measurement(args.env, state, contract, progress).run(folder, faults, args.times)
     console.print((folder / report.TABLE).read_text(), markup=False)
     console.print(f"saved in {folder}", markup=False)
     return 0
@@ -67,6 +70,17 @@ def chosen(names: list[str] | None, contract: Contract) -> list[Fault]:
     return [fault for fault in faults if not fault.local]
 
 
+def results(env: str, resume: str | None) -> Path:
+    """The folder of a new measurement, or of an earlier one that it completes."""
+    place = store.RESULTS / env / "elastic"
+    if not resume:
+        return place / f"{datetime.now(UTC):%Y%m%d-%H%M%S}"
+    known = sorted(path.parent.name for path in place.glob(f"*/{report.RECORDS}"))
+    if not known or resume not in (*known, "latest"):
+        raise UserError(f"--resume {resume}: no such measurement; known: {', '.join(known[-3:]) or 'none'}")
+    return place / (known[-1] if resume == "latest" else resume)
+
+
 @dataclass
 class Measurement:
     env: str
@@ -74,23 +88,23 @@ class Measurement:
     contract: Contract
     progress: Progress
 
-    def run(self, faults: list[Fault], times: int) -> Path:
+    def run(self, folder: Path, faults: list[Fault], times: int) -> None:
         """One run of the example; the faults, one after the other, each when all nodes have trained for a while."""
-        folder = store.RESULTS / self.env / "elastic" / f"{datetime.now(UTC):%Y%m%d-%H%M%S}"
-        live = self.start()
-        measured: list[Measured] = []
-        try:
-            for number in range(1, times + 1):
-                for fault in faults:
+        measured = report.read(folder)
+        done = {(one.fault, one.round) for one in measured}
+        pending = [(n, fault) for n in range(1, times + 1) for fault in faults if (fault.name, n) not in done]
+        if pending:
+            live = self.start()
+            try:
+                for number, fault in pending:
                     self.progress.now("elastic", f"round {number} of {times}: {fault.name}")
                     for one in self.measure(live, fault, number):
                         measured.append(one)
                         report.append(folder, one)
                         self.progress.line(f"{one.fault}: next step after {one.recovery.seconds:.1f} s")
-        finally:
-            self.end(live)
+            finally:
+                self.end(live)
         report.write(folder, measured, self.contract)
-        return folder
 
     def start(self) -> Live:
         gpus = self.contract.gpus_per_node

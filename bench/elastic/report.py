@@ -10,6 +10,7 @@ from typing import Any
 
 from bench.elastic.trace import Recovery
 from bench.worker.step_statistics import median_interval
+from cluster.core import files
 from cluster.core.contract import Contract
 
 RECORDS, TABLE, PLOT = "faults.jsonl", "report.md", "dip.svg"
@@ -32,6 +33,13 @@ def append(folder: Path, one: Measured) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / RECORDS).open("a") as file:
         file.write(json.dumps(asdict(one)) + "\n")
+
+
+def read(folder: Path) -> list[Measured]:
+    """What an earlier measurement wrote, so that another one can go on."""
+    file = folder / RECORDS
+    rows = [json.loads(line) for line in files.text(file).splitlines()] if file.exists() else []
+    return [Measured(**{**row, "recovery": Recovery(**row["recovery"])}) for row in rows]
 
 
 def cells(name: str, found: list[Recovery]) -> list[str]:

@@ -16,6 +16,7 @@ from rich.table import Table
 from bench.results import store
 from bench.run import nodes, outcome, request, source
 from bench.run.request import Request
+from bench.sweep import foreign
 from bench.sweep.progress import console
 from cluster import lifecycle, tuning
 from cluster.core import files, ssh
@@ -91,6 +92,7 @@ def carry_out(args: argparse.Namespace, env: str, state: State, contract: Contra
         text = f"copying {size / 1e6:.0f} MB from {asked.folder}; name what the run does not need in .runignore"
         print(text, file=sys.stderr)
     online = check_online(contract, asked, env)
+    foreign.refuse_run_on_head(contract)
     if asked.resume:
         asked = replace(asked, resume=nodes.find(contract, asked.resume, "--resume")["id"])
     venv = None

@@ -57,7 +57,8 @@ class SshExecutor:
         return ssh.offline(self.contract, names)
 
     def install(self, names: list[str], spec: Spec) -> SpecFile:
-        """Copy the worker and the spec to all nodes in parallel."""
+        """Copy the worker and the spec to all nodes in parallel. Nobody else may use them."""
+        foreign.refuse_run_on_head(self.contract)
         content = spec.encode()
         digest = hashlib.sha256(content).hexdigest()
         name = f"specs/{digest[:16]}.json"

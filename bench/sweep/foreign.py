@@ -10,6 +10,7 @@ from bench import words
 from cluster.core import ssh
 from cluster.core.config import layout
 from cluster.core.contract import Contract
+from cluster.core.errors import UserError
 from cluster.core.printable import printable
 from cluster.in_use import is_work
 
@@ -45,6 +46,14 @@ def find(contract: Contract, nodes: Iterable[str], run: str, senders: bool = Fal
         on_node(node, done.stdout, run, peers(contract, node) if senders else None) for node, done in answers.items()
     )
     return [text for text in texts if text]
+
+
+def refuse_run_on_head(contract: Contract) -> None:
+    """What people start by `bench run` on the head takes this lock (bench/worker/on_head.py)."""
+    question = "flock --nonblock --conflict-exit-code 75 /etc/horovod-cluster/hostfile true"
+    for node, done in ssh.run_on_all(contract, [contract.head], question, timeout=10).items():
+        if done.returncode == 75:
+            raise UserError(f"{node}: somebody started a run there that uses the nodes; wait, or end it by Ctrl-C")
 
 
 def peers(contract: Contract, node: str) -> set[str]:

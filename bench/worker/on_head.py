@@ -5,6 +5,7 @@ The command of the same name on the machine that deployed does more: it copies t
 """
 
 import argparse
+import fcntl
 import json
 import os
 import secrets
@@ -15,9 +16,10 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import NoReturn
+from typing import IO, NoReturn
 
 SETTINGS = Path("/etc/horovod-cluster")
+RUNTIME = Path("/run")
 # Ctrl-C, kill and a closed terminal.
 ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 ELSEWHERE = (
@@ -33,6 +35,21 @@ RENAME = "".join(f"export {name}=${{{name}-$HOROVOD_{own}}}; " for name, own in 
 def refuse(text: str) -> NoReturn:
     print(f"bench: {text}", file=sys.stderr)
     sys.exit(2)
+
+
+def take(hostfile: Path) -> IO[str]:
+    """A lock that goes with this process: the nodes do one thing at a time. The machine that deployed looks at it."""
+    handle = hostfile.open()
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        refuse("the nodes are in use by a run that somebody started here; `bench runs` lists it")
+    for folder in RUNTIME.glob("run-*-launch"):
+        name = folder.name.removeprefix("run-").removesuffix("-launch")
+        refuse(f"the nodes are in use by run {name}; wait, or cancel it on the machine that started it")
+    if subprocess.run(["pgrep", "-f", "^python3 /[^ ]+ supervise "], capture_output=True).stdout:
+        refuse("the nodes are in use by a measurement of the machine that deployed; wait until it ends")
+    return handle
 
 
 def hosts(lines: list[str], count: int | None) -> list[tuple[str, int]]:
@@ -93,6 +110,7 @@ def run(share: Path, args: argparse.Namespace) -> int:
     if not hostfile.exists():
         refuse("only the head starts ranks on other nodes; run it there")
     chosen = hosts(hostfile.read_text().splitlines(), args.nodes)
+    lock = take(hostfile)
     begin = time.time()
     name = f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime(begin))}-{secrets.token_hex(2)}"
     folder = share / "runs" / name
@@ -115,6 +133,7 @@ def run(share: Path, args: argparse.Namespace) -> int:
     for number in ENDS:
         signal.signal(number, signal.SIG_IGN)
     clear(name, record["nodes"])
+    lock.close()
     write(folder / "end.json", {"state": state, "ended": time.time(), "points": [state]})
     # A closed terminal takes no line.
     with suppress(OSError):

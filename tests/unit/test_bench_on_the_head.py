@@ -26,6 +26,7 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleTyp
     (tmp_path / "etc/hostfile").write_text("head slots=2\nw1 slots=2\nw2 slots=2\n")
     (tmp_path / "share/mine").mkdir(parents=True)
     monkeypatch.setattr(module, "SETTINGS", tmp_path / "etc")
+    monkeypatch.setattr(module, "RUNTIME", tmp_path)
     monkeypatch.setattr(module, "cleared", [], raising=False)
     monkeypatch.setattr(module, "clear", lambda name, names: module.cleared.append(tuple(names)))
     monkeypatch.chdir(tmp_path / "share/mine")
@@ -104,3 +105,23 @@ def test_damaged_record_hides_no_other_run(bench: ModuleType, tmp_path: Path, ca
     assert {one["id"]: one["state"] for one in runs_on(tmp_path)} == states
     bench.runs(tmp_path)
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == list(states)
+
+
+def test_one_run_at_a_time_uses_the_nodes(
+    bench: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hostfile = tmp_path / "etc/hostfile"
+    # The controller asks like this.
+    ask = ["flock", "--nonblock", "--conflict-exit-code", "75", hostfile, "true"]
+    with bench.take(hostfile):
+        assert subprocess.run(ask, check=False).returncode == 75
+        with pytest.raises(SystemExit):
+            bench.take(hostfile)
+    assert subprocess.run(ask, check=False).returncode == 0
+    # A run that the controller started.
+    (tmp_path / "run-2026-a-launch").mkdir()
+    with pytest.raises(SystemExit) as ended:
+        bench.take(hostfile)
+    assert ended.value.code == 2
+    here, there = capsys.readouterr().err.splitlines()
+    assert "somebody started here" in here and "run 2026-a" in there

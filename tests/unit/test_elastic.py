@@ -10,10 +10,13 @@ import pytest
 from test_run import nodes
 
 from bench.elastic import command, report, trace
-from bench.elastic.faults import FAULTS
+from bench.elastic.faults import FAULTS, Fault
+from bench.elastic.live import Live
 from bench.elastic.report import Measured
 from bench.elastic.trace import Row
-from cluster.core.errors import UserError
+from cluster.core.errors import InfraError, UserError
+from cluster.core.progress import Progress
+from cluster.core.state import State
 
 # Two epochs of 4 steps with 12 images each, a step per second.
 STEPS, IMAGES = 4, range(12)
@@ -101,6 +104,42 @@ def test_report_has_a_row_per_fault_and_the_dip(tmp_path: Path) -> None:
     line = next(line for line in (tmp_path / "report.md").read_text().splitlines() if "rank killed" in line)
     assert line == "| rank killed | 2 | 5.5 (5.5-5.5) | 6.0 | 2 (max 2) | 3 to 2 | 3 to 3 |"
     assert "<svg" in (tmp_path / "dip.svg").read_text()
+
+
+class Scripted(command.Measurement):
+    """A measurement whose node is lost after so many faults."""
+
+    def __init__(self, good: int) -> None:
+        self.good, self.asked = good, list[tuple[str, int]]()
+        super().__init__("x", State("x"), nodes(3), Progress("x"))
+
+    def start(self) -> Live:
+        return Live(self.contract, "r")
+
+    def end(self, live: Live) -> None: ...
+
+    def measure(self, live: Live, fault: Fault, number: int) -> list[Measured]:
+        if len(self.asked) == self.good:
+            raise InfraError("node w1 is lost")
+        self.asked.append((fault.name, number))
+        recovery = trace.recovery(disturbed(), 3.5, 3)
+        assert recovery
+        return [Measured(fault.name, number, "w1", 3.5, recovery, trace.series(disturbed(), 3.5))]
+
+
+def test_interrupted_measurement_is_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command.store, "RESULTS", tmp_path)
+    faults = [FAULTS["rank killed"], FAULTS["node drained"]]
+    folder = command.results("x", None)
+    first, second = Scripted(good=3), Scripted(good=9)
+    with pytest.raises(InfraError):
+        first.run(folder, faults, 2)
+    second.run(command.results("x", "latest"), faults, 2)
+    assert second.asked == [("node drained", 2)]
+    text = (folder / "report.md").read_text()
+    assert "| rank killed | 2 |" in text and "| node drained | 2 |" in text
+    with pytest.raises(UserError, match=f"^--resume yesterday: .*{folder.name}"):
+        command.results("x", "yesterday")
 
 
 def test_faults_of_whole_nodes_need_local_ones() -> None:
