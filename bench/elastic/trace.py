@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 # Seconds over which images/s are counted before and after a fault.
-WINDOW = 10.0
+WINDOW = 6.0
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ uses every image once, and held-out top-1 is within the spread of three seeds th
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import time
@@ -33,10 +34,18 @@ ENV = "elastictest"
 NODES = ["head", "w1", "w2"]
 SCRIPT = "imagenet_elastic.py"
 RUNS = ROOT / "results" / ENV / "runs"
-EPOCHS = "12"
-OPTIONS = ("--model", "small", "--pixels", "32", "--workers", "0", "--batch", "8", "--warmup", "1", "--epochs", EPOCHS)
+OPTIONS = ("--model", "small", "--pixels", "32", "--workers", "0", "--batch", "8", "--warmup", "1", "--epochs", "8")
 # 1800 of the 2000 synthetic images, 12 micro-batches of 8.
 STEPS_PER_EPOCH = 19
+# A fault and its repair take longer than the training would. A step takes this long at least.
+PACED = """
+import runpy, sys, time
+import recipe
+rate = recipe.learning_rate
+recipe.learning_rate = lambda *args: time.sleep(0.3) or rate(*args)
+del sys.argv[0]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
 LEFT = "pgrep -af '[i]magenet_elastic|[r]un_agent|[r]un_launch|[h]orovodrun'; ls -d /run/run-2* 2>/dev/null"
 # On a machine that is busy with other work.
 SECONDS = 240
@@ -81,13 +90,15 @@ def top1(out: Path) -> float:
 class Trained:
     """An elastic run of the example in the background."""
 
-    def __init__(self, contract: Contract, undisturbed: Undisturbed, *more: str, script: str = SCRIPT) -> None:
+    def __init__(
+        self, contract: Contract, undisturbed: Undisturbed, folder: Path, *more: str, script: str = SCRIPT
+    ) -> None:
         known = set(RUNS.glob("*"))
         self.undisturbed = undisturbed
-        argv = [str(BIN / "bench"), "run", "--env", ENV, "--folder", str(ROOT / "examples"), "--min-nodes", "1"]
+        argv = [str(BIN / "bench"), "run", "--env", ENV, "--folder", str(folder), "--min-nodes", "1"]
         # The nodes share the cores of one machine.
         argv += ["--env", "OMP_NUM_THREADS=1", "--env", "PYTHONFAULTHANDLER=1"]
-        words = ["python", script, *OPTIONS, "--seed", undisturbed.seed, "--micro-batches", "12"]
+        words = ["python", "paced.py", script, *OPTIONS, "--seed", undisturbed.seed, "--micro-batches", "12"]
         words += ["--trace"] if script == SCRIPT else []
         self.output = (ROOT / "results" / f"{ENV}.log").open("w+")
         self.process = subprocess.Popen(
@@ -139,9 +150,18 @@ class Trained:
         return trace.problems(rows, used, STEPS_PER_EPOCH)
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The examples, and a program that runs one of them slowly."""
+    made = tmp_path_factory.mktemp("examples")
+    shutil.copytree(ROOT / "examples", made, dirs_exist_ok=True)
+    (made / "paced.py").write_text(PACED)
+    return made
+
+
 @pytest.fixture
-def trained(contract: Contract, undisturbed: Undisturbed) -> Iterator[Trained]:
-    made = Trained(contract, undisturbed)
+def trained(contract: Contract, undisturbed: Undisturbed, folder: Path) -> Iterator[Trained]:
+    made = Trained(contract, undisturbed, folder)
     yield made
     made.process.terminate()
     made.process.wait(timeout=120)
@@ -204,9 +224,9 @@ def test_second_fault_during_recovery_is_survived(trained: Trained) -> None:
     assert len(rows) and trained.end() == []
 
 
-def test_node_that_was_never_there_joins(contract: Contract, undisturbed: Undisturbed) -> None:
+def test_node_that_was_never_there_joins(contract: Contract, undisturbed: Undisturbed, folder: Path) -> None:
     stop_node(Target(contract, "", "w2"))
-    made = Trained(contract, undisturbed)
+    made = Trained(contract, undisturbed, folder)
     try:
         made.live.wait_for_size(2, SECONDS, window=WINDOW)
         start_node(Target(contract, "", "w2"))
@@ -218,10 +238,10 @@ def test_node_that_was_never_there_joins(contract: Contract, undisturbed: Undist
 
 
 def test_torchrun_resumes_after_a_killed_rank_and_after_a_stopped_node(
-    contract: Contract, undisturbed: Undisturbed
+    contract: Contract, undisturbed: Undisturbed, folder: Path
 ) -> None:
     """All ranks start again and go on from the checkpoint of the last epoch."""
-    made = Trained(contract, undisturbed, "--engine", "ddp", script="imagenet_ddp.py")
+    made = Trained(contract, undisturbed, folder, "--engine", "ddp", script="imagenet_ddp.py")
     try:
         made.wait_for_epochs(1)
         podman("exec", f"{ENV}-w1", "pkill", "-9", "-f", "[i]magenet_ddp")
