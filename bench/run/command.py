@@ -80,7 +80,13 @@ def run(args: argparse.Namespace) -> int:
             print(line)
         return 0
     with state.locked():
-        code = carry_out(args, env, state, contract, asked)
+        try:
+            code = carry_out(args, env, state, contract, asked)
+        except InfraError as error:
+            if args.then != "destroy":
+                raise
+            kept = f"the cluster is kept, because the outputs are not here: `make destroy ENV={env}` ends the bill"
+            raise InfraError(f"{error}; {kept}") from None
         if args.then == "destroy":
             lifecycle.destroy(env, yes=True)
     return code

@@ -60,7 +60,7 @@ def line_in(file: Path, wanted: str) -> bool:
 
 def clear(run: str) -> None:
     """End every process of the run on this node but this one: between two attempts, and between points of a grid."""
-    listed = subprocess.run(["sh", "-c", f"podman ps -q --filter label=run={run}"], capture_output=True, text=True)
+    listed = subprocess.run(["sh", "-c", f"podman ps -aq --filter label=run={run}"], capture_output=True, text=True)
     for container in listed.stdout.split():
         subprocess.run(["podman", "rm", "--force", "--time", "0", container], capture_output=True, check=False)
     deadline = time.monotonic() + 10

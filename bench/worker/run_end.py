@@ -15,7 +15,9 @@ def main() -> None:
     pid = f"/run/run-{run['id']}/pid"
     hosts = [host for group in run["groups"] for host in group["hosts"]]
     wait = f"for i in $(seq 100); do [ -e {pid} ] || break; sleep 0.1; done"
-    run_launch.on_hosts(hosts, f"kill -9 $(cat {pid}); {wait}")
+    # A container that ended with the unit stays in podman's storage, with the variables.
+    remove = f"; podman ps -aq --filter label=run={run['id']} | xargs -r podman rm -f -t 0" if run["image"] else ""
+    run_launch.on_hosts(hosts, f"kill -9 $(cat {pid}); {wait}{remove}")
     states = [state_of(folder / point["name"]) for point in run["points"]]
     complete = (folder / "complete").exists()
     ok = complete and all(state == "ok" for state in states)

@@ -135,7 +135,7 @@ def test_rank_that_failed_first_is_named_with_its_last_lines(folder):
     assert "ValueError: no more data" in done.stderr
 
 
-def test_syntax_error_is_told_once(folder):
+def test_syntax_error_is_printed_once(folder):
     done = run(*words(folder, "--", "python", "broken.py"), ok=False)
     assert done.returncode == 1
     assert (done.stdout + done.stderr).count("SyntaxError") == 1
@@ -165,6 +165,9 @@ def test_detached_run_excludes_other_commands_until_it_is_cancelled(folder):
     wait_for_children()
     refused = cluster("deploy", env=ENV, ok=False)
     assert refused.returncode == 2 and "bench runs cancel" in refused.stderr
+    typed = "cd /shared && bench run -- python images.py"
+    refused = run("podman", "exec", "--user", "horovod", f"{ENV}-head", "bash", "-lc", typed, ok=False)
+    assert refused.returncode == 2 and "in use by run" in refused.stderr, refused.stderr
     run(BIN / "bench", "runs", "cancel", "latest", "--env", ENV)
     assert nothing_runs()
     listed = json.loads(run(BIN / "bench", "runs", "--env", ENV, "--json").stdout)

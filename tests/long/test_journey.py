@@ -24,7 +24,7 @@ from selenium.webdriver.support.ui import WebDriverWait
 TESTS = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(TESTS.parent), str(TESTS / "e2e")]
 
-from environments import BIN, ROOT, cluster, make_env, podman, remove, run  # noqa: E402
+from environments import BIN, ROOT, cluster, leftovers, make_env, podman, remove, run  # noqa: E402
 
 from bench.cli import build_parser  # noqa: E402
 from bench.run import command, request  # noqa: E402
@@ -226,6 +226,9 @@ def test_run_that_is_ended_on_the_head_leaves_no_process(number):
     while sum("sleep 8765" in podman("exec", f"{ENV}-{node}", "sh", "-c", look) for node in NODES) < len(NODES):
         assert process.poll() is None and time.monotonic() < deadline, "the ranks did not start"
         time.sleep(0.5)
+    for other in (("run", "--folder", "examples", "--", "python", "images.py"), ("comm",)):
+        refused = run(BIN / "bench", other[0], "--env", ENV, *other[1:], ok=False)
+        assert refused.returncode == 2 and "somebody started a run there" in refused.stderr, refused.stderr
     podman("exec", f"{ENV}-head", "sh", "-c", f"pkill -{number} -f '[b]ench run'")
     process.wait(timeout=60)
     assert ended(known)["state"] == "cancelled"
@@ -272,6 +275,19 @@ def test_nodes_stop_themselves_after_a_run_that_failed_while_nobody_watches(tmp_
     while any(started(node) == before[node] for node in NODES):
         assert time.monotonic() < deadline, "the nodes did not stop"
         time.sleep(1)
+
+
+def test_cluster_is_destroyed_after_a_failure_when_its_outputs_are_here(tmp_path):
+    (tmp_path / "fails.py").write_text("import os; open(os.environ['RUN_OUTPUT'] + '/model', 'w').write('7'); assert 0")
+    argv = [BIN / "bench", "run", "--env", ENV, "--folder", tmp_path, "--then", "destroy", "--", "python", "fails.py"]
+    deadline = time.monotonic() + 120
+    # The nodes come back from the test before.
+    while (done := run(*argv, ok=False)).returncode == 3:
+        assert "the cluster is kept" in done.stderr and time.monotonic() < deadline, done.stderr
+        time.sleep(2)
+    assert done.returncode == 1, done.stderr
+    assert (RUNS / last() / "out/model").read_text() == "7"
+    assert leftovers(ENV) == []
 
 
 def started(node: str) -> str:

@@ -91,3 +91,13 @@ def test_interrupt_ends_every_container_on_every_node(folder):
     while any(podman("exec", f"{ENV}-{node}", "sh", "-c", look) for node in ("head", "w1")):
         assert time.monotonic() < deadline, "a container is left"
         time.sleep(0.5)
+    left = f"grep -rlsF {SECRET} /home /run /var /tmp /shared/runs; runuser -u horovod -- podman ps --all --quiet"
+    assert [left_on(node, left) for node in ("head", "w1")] == ["", ""]
+
+
+def left_on(node: str, command: str) -> str:
+    """What is left a few seconds after the end."""
+    deadline = time.monotonic() + 20
+    while (found := podman("exec", f"{ENV}-{node}", "sh", "-c", command)) and time.monotonic() < deadline:
+        time.sleep(0.5)
+    return found
