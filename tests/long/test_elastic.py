@@ -255,6 +255,14 @@ def test_torchrun_resumes_after_a_killed_rank_and_after_a_stopped_node(
         made.process.wait(timeout=120)
 
 
+def test_bench_elastic_measures_a_fault_and_leaves_nothing(contract: Contract) -> None:
+    environments.run(BIN / "bench", "elastic", "--env", ENV, "--times", "1", "--fault", "rank killed")
+    (folder,) = (ROOT / "results" / ENV / "elastic").iterdir()
+    assert "| rank killed | 1 |" in (folder / "report.md").read_text()
+    assert "rank killed" in (folder / "dip.svg").read_text()
+    assert nothing_runs()
+
+
 def test_interrupt_of_an_elastic_run_ends_every_process(trained: Trained) -> None:
     trained.live.wait_for_size(len(NODES), SECONDS, window=WINDOW)
     pause_node(trained.target("w1"))
