@@ -36,8 +36,10 @@ import json, os, select, sys
 given = b""
 while select.select([0], [], [], 1.0)[0] and (more := os.read(0, 1 << 16)):
     given += more
-with open(f"{calls}/{{os.getpid()}}.json", "w") as file:
+name = f"{calls}/{{os.getpid()}}"
+with open(name, "w") as file:
     json.dump({{"argv": sys.argv, "stdin": given.decode("latin-1")}}, file)
+os.rename(name, name + ".json")
 """
 pytestmark = pytest.mark.timeout(120)
 
