@@ -183,7 +183,7 @@ def exists(path: str) -> bool:
 
 
 def test_terminal_of_jupyterlab_in_a_browser_trains_the_same_project(project, tmp_path):
-    make("put", SRC=str(project), DST="notebooks/project/")
+    make("put", SRC=f"{project}/", DST="notebooks/project")
     lab = json.loads(cluster("lab", "--json", "--show-token", env=ENV).stdout)
     known = set(podman("exec", f"{ENV}-head", "ls", "/shared/runs").split())
     driver = chromium.start(tmp_path, chromium.trusting(Path(lab["certificate"])))
