@@ -270,7 +270,7 @@ def shell(env: str, node: str, admin: bool = False) -> None:
     """
     provider = State(env).cluster().provider
     if not registry.PROVIDERS[provider].has_nodes:
-        raise UserError(f"ENV={env}: provider {provider} has no nodes to log in to; gpulab-cli has an ssh command")
+        raise UserError(f"ENV={env}: provider {provider} has jobs and no nodes to log in to")
     contract = read_output(State(env))
     if node not in contract.nodes:
         names = ", ".join(name for name, _ in contract.ordered())

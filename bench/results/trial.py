@@ -230,6 +230,7 @@ class Trial(Record):
     )
     steadiness: Steadiness | None = Field(default=None, description="device cuda only")
     weights: Weights | None = None
+    job: str | None = Field(default=None, description="number of the Slurm job; executor slurm only")
     loss: list[Loss] = Field(
         default_factory=list, description="first and last training loss on real devices; null: not finite"
     )

@@ -115,8 +115,8 @@ def requirements(name: str) -> str:
 
 def make(args: argparse.Namespace, contract: Contract, variables: dict[str, str]) -> Request:
     """Check every option against the cluster. Raises UserError in one line."""
-    if contract.executor == "gpulab":
-        raise UserError("--env: GPULab has jobs and no nodes to run a script on; use another environment")
+    if contract.ssh is None:
+        raise UserError(f"--env: {contract.provider} has jobs and no nodes to run a script on; use another environment")
     if contract.storage.backend == "none":
         raise UserError("cluster.storage.backend: none, but a run needs a folder that all nodes share; choose another")
     words = tuple(args.words[1:] if args.words[:1] == ["--"] else args.words)

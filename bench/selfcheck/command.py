@@ -43,8 +43,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     state = State.existing(args.env)
     contract = read_output(state)
-    if contract.executor == "gpulab":
-        raise UserError("--env: GPULab has jobs and no nodes to check; use make bench")
+    if contract.ssh is None:
+        raise UserError(f"--env: {contract.provider} has jobs and no nodes to check; use make bench")
     with state.locked():
         return examine(args, state, contract)
 

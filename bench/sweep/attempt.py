@@ -16,7 +16,7 @@ from bench.sweep import nccl_log, record, transport
 from bench.sweep.launch import Launch
 from bench.sweep.progress import label
 from bench.worker import protocol
-from bench.worker.protocol import Failed, Progress, Started, TrialDone, WarmUp
+from bench.worker.protocol import Allocation, Failed, Progress, Started, TrialDone, WarmUp
 from cluster.core.process import die_with_parent
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ class Attempt:
         self.main: dict[str, TrialDone] = {}
         self.launch_s = 0.0
         self.reported: str | None = None
+        self.job: str | None = None
         transport = group.points[0].transport
         self.nccl = nccl_log.Log(transport, launch.interface, launch.subnet) if launch.cuda else None
 
@@ -66,7 +67,7 @@ class Attempt:
 
     def listen(self, lines: queue.Queue[str | None], log: TextIO, begin: float) -> str | None:
         """The error, or None if the output ended normally."""
-        timeout = max(START_TIMEOUT, START_PER_RANK * self.launch.processes)
+        timeout = start_timeout = max(START_TIMEOUT, START_PER_RANK * self.launch.processes)
         while True:
             try:
                 line = lines.get(timeout=timeout)
@@ -81,10 +82,17 @@ class Attempt:
                     self.nccl.read(line)
                 continue
             timeout = OUTPUT_TIMEOUT
-            if isinstance(event, Started):
+            if isinstance(event, Allocation):
+                # Time in the queue is no time of the launch.
+                timeout, begin, self.job = start_timeout, time.monotonic(), event.job
+                self.sweep.progress.doing(f"job {event.job}", queued(event))
+            elif isinstance(event, Started):
                 self.launch_s = time.monotonic() - begin
                 self.sweep.spent["launch"] += self.launch_s
                 self.sweep.progress.doing(f"{event.size} processes", "started")
+            elif isinstance(event, WarmUp | Progress | TrialDone) and event.id not in self.points:
+                # A launch that Slurm started again repeats what was measured.
+                continue
             elif isinstance(event, WarmUp):
                 self.show(event.id, "warming up")
             elif isinstance(event, Progress):
@@ -118,6 +126,7 @@ class Attempt:
             self.nccl.start_trial()
         steps = self.sweep.folder.write_steps(point.id, main.ranks)
         found: dict[str, Any] = {"log": self.log, "step_times": steps, "settings": self.sweep.settings(point)}
+        found["job"] = self.job
         problem = trial.error or (trial.traffic and transport.excess(point, trial.traffic))
         if problem and (others := self.sweep.executor.foreign(self.launch, senders=not trial.error)):
             found["status"] = "failed"
@@ -135,7 +144,14 @@ class Attempt:
             problem = f"{problem}: {last_line(self.sweep.folder.folder / self.log)}"
         for point in self.points.values():
             node = offline[0] if offline else None
-            self.sweep.save(record.failure(point, problem, node, self.started, self.log))
+            failed = record.failure(point, problem, node, self.started, self.log)
+            self.sweep.save(failed.model_copy(update={"job": self.job}))
+
+
+def queued(event: Allocation) -> str:
+    """The state of a request, such as PENDING (Resources), expected to start at 2026-01-01T10:00:00."""
+    reason = f" ({event.reason})" if event.reason else ""
+    return f"{event.state}{reason}{f', expected to start at {event.expected}' if event.expected else ''}"
 
 
 def pump(process: Popen[str], lines: queue.Queue[str | None]) -> None:

@@ -1,4 +1,4 @@
-"""Executors run a launch: on nodes over SSH, or as jobs on GPULab. Its command prints the worker's output.
+"""Executors run a launch: on nodes over SSH, or as jobs on GPULab or Slurm. Its command prints the output.
 
 The contract's `executor` names the one of a cluster.
 """
@@ -10,6 +10,7 @@ import hashlib
 import json
 import sys
 import zlib
+from dataclasses import asdict
 from typing import Protocol
 
 from bench.plan import unfold
@@ -23,8 +24,11 @@ from cluster.core.contract import Contract
 from cluster.core.errors import UserError
 from cluster.core.state import State
 from cluster.providers.gpulab.provider import Gpulab
+from cluster.providers.slurm.provider import Slurm
+from cluster.providers.slurm.script import Request
 
 GPULAB_ENGINES = ("horovod-gloo",)
+SLURM_ENGINES = ("horovod-gloo", "ddp", "ps")
 # Linux limits an environment variable to 131,072 bytes.
 MAX_VARIABLE_BYTES = 100_000
 
@@ -33,6 +37,7 @@ class Executor(Protocol):
     contract: Contract
     grace: float  # timeout in seconds for ending a launch
     has_nodes: bool  # whether one can log in to nodes, and read what is on them
+    has_queue: bool  # whether launches wait for nodes that others may use, and cost their time
     suffix: str  # of the run's name, to keep the results of different modes apart
 
     def offline(self, names: list[str]) -> list[str]: ...
@@ -47,6 +52,7 @@ class SshExecutor:
 
     grace = 15.0
     has_nodes = True
+    has_queue = False
     suffix = ""
 
     def __init__(self, contract: Contract) -> None:
@@ -87,21 +93,19 @@ class GpulabExecutor:
 
     grace = 300.0
     has_nodes = False
+    has_queue = True
 
     def __init__(self, contract: Contract, env: str) -> None:
         self.state, self.cluster = State(env), State(env).cluster()
         self.provider = Gpulab(self.state, self.cluster)
-        self.contract = self.with_interface(contract)
+        self.contract = self.probed(contract)
         self.suffix = "-1xN" if unfold.one_job(contract) else "-Nx1"
         self.spec = b""
 
-    def with_interface(self, contract: Contract) -> Contract:
-        """The contract with the interface that the probe found; traffic between jobs is counted on it."""
+    def probed(self, contract: Contract) -> Contract:
         if not self.provider.deployment.probe_file.exists():
             return contract
-        interface = files.mapping(self.provider.deployment.probe_file)["interface"]
-        fabrics = {name: fab.model_copy(update={"interface": interface}) for name, fab in contract.fabrics.items()}
-        return contract.model_copy(update={"fabrics": fabrics})
+        return with_interface(contract, files.mapping(self.provider.deployment.probe_file)["interface"])
 
     def offline(self, names: list[str]) -> list[str]:
         return []
@@ -144,8 +148,83 @@ class GpulabExecutor:
         return [sys.executable, "-m", "cluster.providers.gpulab.deployment", "run", str(file)]
 
 
-def make(contract: Contract, env: str) -> SshExecutor | GpulabExecutor:
-    return GpulabExecutor(contract, env) if contract.executor == "gpulab" else SshExecutor(contract)
+class SlurmJobExecutor:
+    """Runs each launch as a job on somebody else's Slurm cluster, where nobody logs in to nodes.
+
+    A job goes on when this process is killed. The next sweep of the same run finds it and reads its output.
+    """
+
+    grace = 60.0
+    has_nodes = False
+    has_queue = True
+    suffix = ""
+
+    def __init__(self, contract: Contract, env: str) -> None:
+        self.state, self.cluster = State(env), State(env).cluster()
+        self.provider = Slurm(self.state, self.cluster)
+        probe = self.state.dir / "probe.json"
+        nodes = files.mapping(probe)["nodes"] if probe.exists() else [{"interface": ""}]
+        self.contract = with_interface(contract, nodes[0]["interface"])
+        self.spec = self.state.dir / "requests" / "spec.json"
+
+    def offline(self, names: list[str]) -> list[str]:
+        return []
+
+    def install(self, names: list[str], spec: Spec) -> SpecFile:
+        content = spec.encode()
+        self.spec.parent.mkdir(exist_ok=True)
+        self.spec.write_bytes(content)
+        # In the job's own folder, where it starts.
+        return SpecFile("spec.json", hashlib.sha256(content).hexdigest())
+
+    def restore(self, names: list[str]) -> None: ...
+
+    def foreign(self, launch: Launch, senders: bool = False) -> list[str]:
+        """A job has its nodes to itself."""
+        return []
+
+    def argv(self, launch: Launch) -> list[str]:
+        if launch.engine not in SLURM_ENGINES or launch.torchrun or launch.container:
+            known = ", ".join(SLURM_ENGINES)
+            raise UserError(
+                f"plan.engines: jobs of ENV={self.state.env} start without mpirun and containers; use {known}"
+            )
+        jobs = self.provider.jobs
+        start = [self.provider.section.python, jobs.worker]
+        # What is measured under which settings: a job of an interrupted sweep that did the same is collected.
+        same = [launch.name, launch.engine, len(launch.hosts), launch.slots, launch.program, launch.environment]
+        name = f"{self.cluster.name}-{hashlib.sha256(json.dumps(same).encode()).hexdigest()[:12]}"
+        request = Request(
+            name=name,
+            folder=jobs.folder(name),
+            nodes=len(launch.hosts),
+            slots=launch.slots,
+            gpus=launch.slots if launch.cuda else 0,
+            command=[*start, "slurm_rank", *start, *launch.worker_words[1:]],
+            environment=launch.environment,
+        )
+        value = {
+            "settings": self.provider.section.model_dump(),
+            "state_dir": str(self.state.dir),
+            "gpu_model": self.cluster.gpu_model,
+            "request": asdict(request),
+            "spec": str(self.spec),
+        }
+        file = self.spec.with_name(f"{launch.run}.json")
+        file.write_text(json.dumps(value))
+        return [sys.executable, "-m", "cluster.providers.slurm.deployment", "run", str(file)]
+
+
+def with_interface(contract: Contract, interface: str) -> Contract:
+    """The contract with the interface that a probe found; traffic between jobs is counted on it."""
+    fabrics = {name: fab.model_copy(update={"interface": interface}) for name, fab in contract.fabrics.items()}
+    return contract.model_copy(update={"fabrics": fabrics})
+
+
+def make(contract: Contract, env: str) -> Executor:
+    if contract.executor == "gpulab":
+        return GpulabExecutor(contract, env)
+    return SlurmJobExecutor(contract, env) if contract.executor == "slurm" else SshExecutor(contract)
 
 
 def size(contract: Contract, cluster: Cluster) -> int:

@@ -56,6 +56,7 @@ class Launch:
     container: str | None = None
     torchrun: bool = False
     timeline: str | None = None
+    name: str = ""  # what a later sweep of the same run calls the same launch
     volumes: tuple[str, ...] = (f"{worker_files.ON_NODE}:{worker_files.ON_NODE}:ro",)  # of the container
 
     @property

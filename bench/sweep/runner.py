@@ -62,6 +62,8 @@ class Sweep:
         self.offline = set(self.executor.offline(list(dict.fromkeys((head, *self.names)))))
         if head in self.offline:
             raise InfraError(f"node {head} launches all trials and is offline: make deploy starts it again")
+        if self.executor.has_queue:
+            console.print(self.cost(groups))
         nodes = [name for name in self.names if name not in self.offline]
         file = self.executor.install(nodes, self.build_spec(groups))
         try:
@@ -69,7 +71,17 @@ class Sweep:
                 self.run_group(group, replace(file, part=part))
         finally:
             self.executor.restore(nodes)
-        self.spent["other"] += time.monotonic() - begin - sum(self.spent.values())
+        # What was measured before this sweep collected it is in the parts and not in the whole.
+        self.spent["other"] += max(0.0, time.monotonic() - begin - sum(self.spent.values()))
+
+    def cost(self, groups: list[PointGroup]) -> str:
+        """What the launches take from others, as they are estimated."""
+        node_s = gpu_s = 0.0
+        for group in groups:
+            seconds = group.nodes * sum(unfold.estimate(self.plan, [group]).values())
+            node_s += seconds
+            gpu_s += seconds * group.points[0].gpus_per_node * (self.plan.device == "cuda")
+        return f"{len(groups)} jobs, about {node_s / 3600:.2f} node-hours and {gpu_s / 3600:.2f} GPU-hours"
 
     def done(self) -> set[str]:
         """Trials that need not be measured: they succeeded, under the settings of this sweep."""
@@ -118,6 +130,7 @@ class Sweep:
         fabric = self.contract.fabrics[name]
         return Launch(
             run=f"{int(time.time() * 1000):x}",
+            name=f"{self.folder.folder.name} {group.fabric}",
             engine=group.engine,
             hosts=tuple(self.names[: group.nodes]),
             slots=group.points[0].gpus_per_node,

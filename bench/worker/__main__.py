@@ -16,7 +16,8 @@ PROGRAMS = (
         "run_launch",
     ),
     "learn",
-    *("run_packages", "run_rank", "run_torchrun", "stages", "supervise", "topology", "trials", "verify"),
+    *("run_packages", "run_rank", "run_torchrun", "slurm_probe", "slurm_rank", "stages", "supervise", "topology"),
+    *("trials", "verify"),
 )
 
 

@@ -158,6 +158,16 @@ class RankReport:
 
 
 @dataclass(frozen=True)
+class Allocation:
+    """A request for nodes, as Slurm's queue shows it."""
+
+    job: str
+    state: str
+    reason: str = ""
+    expected: str = ""  # start, as Slurm expects it
+
+
+@dataclass(frozen=True)
 class Started:
     size: int
 
@@ -246,7 +256,7 @@ class Finished:
     pass
 
 
-Event = Started | WarmUp | Progress | TrialDone | CaseDone | LearnDone | DevicesDone | Failed | Finished
+Event = Allocation | Started | WarmUp | Progress | TrialDone | CaseDone | LearnDone | DevicesDone | Failed | Finished
 EVENTS: dict[str, type[Any]] = {kind.__name__: kind for kind in typing.get_args(Event)}
 
 

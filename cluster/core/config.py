@@ -18,6 +18,7 @@ from cluster.core import files, paths, prices, sections
 from cluster.core.contract import Contract, ExecutorName, Fabric, Node, Storage
 from cluster.core.errors import UserError
 from cluster.core.sections import Section, Subnet
+from cluster.core.slurm_section import Slurm
 
 ROOT = paths.ROOT
 MAX_NODES = 64
@@ -48,7 +49,7 @@ class Cluster(Section):
     """The cluster you want."""
 
     name: Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]{0,19}$", description="prefix of all names: a-z, 0-9 and -")]
-    provider: Literal["local", "aws", "baremetal", "virtualwall", "gpulab"] = Field(
+    provider: Literal["local", "aws", "baremetal", "virtualwall", "gpulab", "slurm"] = Field(
         description="where nodes run; each provider but local has a section of its name"
     )
     nodes: Annotated[int, Field(ge=1, le=MAX_NODES, description="number of nodes: one head, the others are workers")]
@@ -73,6 +74,7 @@ class Cluster(Section):
     virtualwall: sections.VirtualWall | None = None
     gpulab: sections.Gpulab | None = None
     kubernetes: sections.Kubernetes | None = None
+    slurm: Slurm | None = None
 
     @model_validator(mode="after")
     def consistent(self) -> Cluster:
@@ -87,7 +89,9 @@ class Cluster(Section):
             raise ValueError(f"nodes: {self.nodes}, but baremetal.hosts has {len(self.baremetal.hosts)}; add hosts")
         if self.baremetal and self.baremetal.networks.keys() != self.fabrics.keys():
             raise ValueError("baremetal.networks: give each of fabrics an interface and a subnet, and no other")
-        possible = {"local": ("glusterfs", "none"), "gpulab": ("none",)}.get(self.provider)
+        if self.slurm and (unknown := self.slurm.subnets.keys() - self.fabrics.keys()):
+            raise ValueError(f"slurm.subnets: {', '.join(unknown)}: not one of fabrics; correct the name")
+        possible = {"local": ("glusterfs", "none"), "gpulab": ("none",), "slurm": ("none",)}.get(self.provider)
         if possible and self.storage.backend not in possible:
             fix = f"write {' or '.join(possible)}"
             raise ValueError(f"storage.backend: provider {self.provider} cannot have {self.storage.backend}; {fix}")
@@ -128,7 +132,7 @@ class Cluster(Section):
     @property
     def executor(self) -> ExecutorName:
         """As terraform/modules/contract and terraform/<provider> decide it."""
-        return "gpulab" if self.gpulab else "ssh"
+        return "gpulab" if self.gpulab else "slurm" if self.slurm else "ssh"
 
     def gpus(self) -> list[int]:
         """GPUs of each node, the head first."""

@@ -12,7 +12,7 @@ from cluster.core.errors import InfraError, UserError, one_line
 TransportName = Literal["tcp", "verbs", "efa"]
 StorageBackend = Literal["none", "glusterfs", "nfs", "existing"]
 # Who starts programs on the nodes. The rest of the product asks this, and never the provider's name.
-ExecutorName = Literal["ssh", "gpulab"]
+ExecutorName = Literal["ssh", "gpulab", "slurm"]
 
 
 class Part(BaseModel):
@@ -114,4 +114,6 @@ def parse(value: object) -> Contract:
     heads = [name for name, node in contract.nodes.items() if node.role == "head"]
     if len(heads) != 1:
         raise InfraError(f"Terraform output cluster.nodes: expected one head, got {heads}")
+    if contract.executor == "ssh" and contract.ssh is None:
+        raise InfraError("Terraform output cluster.ssh: missing, but executor ssh logs in to the nodes; deploy again")
     return contract

@@ -9,6 +9,7 @@ from cluster.providers.baremetal.provider import Baremetal
 from cluster.providers.base import Provider
 from cluster.providers.gpulab.provider import Gpulab
 from cluster.providers.local.provider import Local
+from cluster.providers.slurm.provider import Slurm
 from cluster.providers.virtualwall.provider import VirtualWall
 
 PROVIDERS: dict[str, type[Provider]] = {
@@ -16,6 +17,7 @@ PROVIDERS: dict[str, type[Provider]] = {
     "baremetal": Baremetal,
     "gpulab": Gpulab,
     "local": Local,
+    "slurm": Slurm,
     "virtualwall": VirtualWall,
 }
 

@@ -24,7 +24,7 @@ from cluster.providers.gpulab import cli as gpulab_cli
 from cluster.providers.gpulab import job_request
 from cluster.providers.gpulab.cli import Cli
 from cluster.providers.gpulab.gang import Gang, cancel_open_jobs
-from cluster.providers.gpulab.ledger import Ledger
+from cluster.providers.ledger import Ledger
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 GOLDEN = Path(__file__).parent / "golden"

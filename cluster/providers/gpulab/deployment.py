@@ -28,7 +28,7 @@ from cluster.providers.gpulab import job_request
 from cluster.providers.gpulab.cli import Cli
 from cluster.providers.gpulab.gang import Gang, PrintLine, cancel_open_jobs
 from cluster.providers.gpulab.job_request import Definition, Shape
-from cluster.providers.gpulab.ledger import Ledger
+from cluster.providers.ledger import Ledger
 
 PYTHON = f"{layout()['venv']}/bin/python"
 

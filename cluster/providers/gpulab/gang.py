@@ -20,7 +20,7 @@ from cluster.core.config import layout
 from cluster.core.errors import InfraError, UserError
 from cluster.providers import testbed
 from cluster.providers.gpulab.cli import FINAL, Cli
-from cluster.providers.gpulab.ledger import Ledger
+from cluster.providers.ledger import Ledger
 
 # A set is given up after this many failed polls in a row: one HTTP 500 must not waste an hour of GPU time.
 POLL_ATTEMPTS = 3

@@ -26,8 +26,8 @@ variable "executor" {
   default     = "ssh"
 
   validation {
-    condition     = contains(["ssh", "gpulab"], var.executor)
-    error_message = "executor must be ssh or gpulab."
+    condition     = contains(["ssh", "gpulab", "slurm"], var.executor)
+    error_message = "executor must be ssh, gpulab or slurm."
   }
 }
 
