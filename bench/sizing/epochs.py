@@ -67,6 +67,8 @@ class Curve:
     error: float
     mean_error: float
     points: int
+    # Batch and relative error of the curve that was fitted without it.
+    residuals: tuple[tuple[int, float], ...]
 
     def need(self, batch: int) -> Need:
         epochs = self.least * (1 + batch / self.noise_batch)
@@ -106,7 +108,8 @@ def fit(known: Sequence[Point]) -> Curve:
     least, slope = line(known)
     error = math.sqrt(sum(miss**2 for miss in misses) / len(misses))
     mean = sum(map(abs, misses)) / len(misses)
-    return Curve(least, least / slope, known[0].batch, known[-1].batch, error, mean, len(known))
+    residuals = tuple((point.batch, miss) for point, miss in zip(known, misses, strict=True))
+    return Curve(least, least / slope, known[0].batch, known[-1].batch, error, mean, len(known), residuals)
 
 
 @cache

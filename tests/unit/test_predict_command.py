@@ -18,6 +18,7 @@ from bench.predict.inputs import DEFAULTS, Parameters, Setup
 from bench.predict.step import step_ms
 from bench.results.trial import Emulation, Interval, Point, TransportName, Trial
 from bench.sizing.command import PLANS
+from cluster.core.config import ROOT
 from cluster.core.errors import UserError
 
 HKBU = ["--model", "resnet50", "--batch", "64", "--single-rate", "253.1", "--gpus-per-node", "4", "--rate-gbps", "10"]
@@ -321,3 +322,9 @@ def test_help_is_printed(words: str, capsys: pytest.CaptureFixture[str]) -> None
         main([*words.split(), "--help"])
     assert ended.value.code == 0
     assert "usage: bench" in capsys.readouterr().out
+
+
+def test_the_documents_have_the_errors_of_validate(summaries: dict[str, validate.Summary]) -> None:
+    page = (ROOT / "docs/predict.md").read_text()
+    for name, one in summaries.items():
+        assert f"| {name} | {one.rows} | {one.mean_error:.1%} | {one.max_error:.1%} | {one.inside} |" in page

@@ -83,6 +83,7 @@ def test_more_gpus_stop_helping_and_the_plot_has_a_title(capsys: pytest.CaptureF
     found = answer(capsys, "--gpu", "v100", "--gpus", "8,64,4096", "--plot", str(plot))
     assert "Time to accuracy: resnet50, v100" in plot.read_text()
     assert 64 < found["enough_gpus"] <= 16384
+    assert [batch for batch, _ in found["curve"]["residuals"]] == [point.batch for point in epochs.points(LARS)]
     notes = [one["note"] for one in found["answers"]]
     assert notes[1] == ""
     assert notes[2].startswith("extrapolated")
