@@ -60,8 +60,7 @@ def spec_of(plan: Plan, curve: Curve, seed: int) -> LearnSpec:
 
 def measure(plan: Plan, contract: Contract, tuned: dict[str, Tuning], progress: Progress) -> list[dict[str, Any]]:
     """One row per curve with its trainings."""
-    images = dataset.encode(plan.images, TEST_IMAGES, plan.classes)
-    name = f"specs/{hashlib.sha256(images).hexdigest()[:16]}.npz"
+    images = b""
     done: dict[str, LearnDone] = {}
     curves = list(plans.curves(plan, contract))
     engines: dict[Curve, str] = {}
@@ -72,6 +71,10 @@ def measure(plan: Plan, contract: Contract, tuned: dict[str, Tuning], progress: 
         engines |= dict.fromkeys(members, real)
         specs = [spec_of(plan, curve, seed) for curve in members for seed in range(1, plan.seeds + 1)]
         with closing(Communication(contract, contract.active_fabric, nodes, progress)) as nodes_of:
+            progress.now("images", f"painting {plan.images} images")
+            images = images or dataset.encode(plan.images, TEST_IMAGES, plan.classes)
+            progress.now("images", "")
+            name = f"specs/{hashlib.sha256(images).hexdigest()[:16]}.npz"
             worker_files.install(contract, nodes_of.names, {name: images})
             nodes_of.executor.specs.add(path := f"{worker_files.ON_NODE}/{name}")
             part = LaunchSpec(real, learns=specs, model=plan.model, data=path, rate_mbit=specs[0].rate_mbit)

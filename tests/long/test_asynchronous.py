@@ -17,6 +17,9 @@ sys.path.insert(0, str(TESTS / "e2e"))
 import environments  # noqa: E402
 from environments import BIN, ROOT, podman, run  # noqa: E402
 
+from bench.predict import calibrate  # noqa: E402
+from bench.predict.step import step_ms  # noqa: E402
+from bench.results.trial import Trial  # noqa: E402
 from cluster.core import worker_files  # noqa: E402
 from cluster.core.state import State  # noqa: E402
 from cluster.terraform import read_output  # noqa: E402
@@ -138,3 +141,36 @@ def test_a_killed_rank_fails_the_trial_in_one_line(tmp_path, engine, nodes, rank
     (trial,) = [json.loads(line) for line in (folder / "trials.jsonl").read_text().splitlines()]
     assert trial["status"] == "failed"
     assert trial["error"] and "\n" not in trial["error"]
+
+
+def test_predictions_of_every_point_are_within_15_percent(tmp_path):
+    """1 and 10 Gbit/s, 1 to 4 nodes, on the scale model and without any calibration."""
+    engines = ["horovod", "ps", "ps-async", "easgd"]
+    changes = {"engines": engines, "fabrics": ["1g", "10g"], "nodes": [4, 3, 2, 1], "seconds": 8}
+    trials = [Trial.model_validate(trial) for trial in sweep("predicted", tmp_path, **changes)]
+    assert len(trials) == 32
+    assert [trial.error for trial in trials if trial.error] == []
+    misses = {}
+    for trial in trials:
+        setup = calibrate._setup(calibrate._series(trial), trial.point.gpus, trial.emulation.compute_ms)
+        point = trial.point
+        misses[point.engine, point.fabric, point.nodes] = step_ms(setup) / trial.step_ms.median - 1
+    print(json.dumps({" ".join(map(str, where)): round(miss, 3) for where, miss in misses.items()}))
+    assert {where: miss for where, miss in misses.items() if abs(miss) > 0.15} == {}
+
+
+def test_converge_answers_its_questions_in_six_minutes():
+    result = json.loads(run(BIN / "bench", "converge", "--env", ENV, "--json", timeout=800).stdout)
+    print(json.dumps(result["answers"], indent=1), result["took_s"])
+    assert result["took_s"] < 360
+    assert result["kind"] == "emulated"
+    assert all(len(row["runs"]) == 3 for row in result["curves"])
+    assert all(run_["proved"] for row in result["curves"] for run_ in row["runs"])
+    answers = result["answers"]
+    assert len(answers["fastest way to the target"]) == 2
+    assert len(answers["does any method beat the first engine in time to the target?"]) == 2
+    assert answers["how many more samples do large batches need?"]
+    averaged = [said for said in answers["same seed, same result"] if said.startswith("local SGD")]
+    assert averaged and "3 of 3 seeds" in averaged[0]
+    (folder,) = (ROOT / f"results/{ENV}/converge").iterdir()
+    assert "EMULATED" in (folder / "report.html").read_text()
