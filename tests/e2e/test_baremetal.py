@@ -250,15 +250,29 @@ def test_second_deploy_changes_nothing():
     assert "ansible changed 0 things" in cluster("deploy").stdout
 
 
-def test_rules_that_lock_us_out_are_rolled_back():
+def test_admin_networks_without_this_machine_are_refused_before_anything_changes():
     before = rules()
     change(admin_cidrs=["10.99.0.0/24"])
     try:
         done = cluster("deploy", ok=False)
     finally:
         change(admin_cidrs=[ADMIN])
+    assert done.returncode == 2
+    assert f"it sees this machine as {ADMIN.partition('/')[0]}, which is not in cluster.admin_cidrs" in done.stderr
+    assert rules() == before
+
+
+def test_rules_that_lock_us_out_are_rolled_back():
+    before = rules()
+    # Rules that nobody can see through before they are loaded.
+    ports = CLUSTER_FILE.with_name("ports.yml")
+    ports.write_text("firewall_admin_ports: [9]\n")
+    try:
+        done = cluster("deploy", ok=False)
+    finally:
+        ports.unlink()
     assert done.returncode == 3
-    assert "add the address from which the nodes see this machine to cluster.admin_cidrs (10.99.0.0/24)" in done.stderr
+    assert f"add the address from which the nodes see this machine to cluster.admin_cidrs ({ADMIN})" in done.stderr
     assert rules() == before
     assert cluster("status").returncode == 0
     assert "ansible changed 0 things" in cluster("deploy").stdout

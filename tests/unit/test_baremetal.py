@@ -20,6 +20,7 @@ ANSWER = {
     "sudo": True,
     "python": True,
     "addresses": ["lo 127.0.0.1/8", "eth1 10.10.0.10/24"],
+    "client": "192.168.1.2",
     "speeds": {"eth1": 10000},
 }
 
@@ -90,6 +91,12 @@ def test_interface_given_in_cluster_yml_must_have_the_address(load):
         ({"sudo": False}, UserError, "sudo without a password"),
         ({"python": False}, UserError, "python3 is missing"),
         ({"name": "node7"}, UserError, "its hostname is node7"),
+        (
+            {"client": "192.168.2.7"},
+            UserError,
+            "it sees this machine as 192.168.2.7, which is not in cluster.admin_cidrs",
+        ),
+        ({"client": "fd00::7"}, UserError, "it sees this machine as fd00::7"),
         ({"addresses": ["eth0 10.10.0.9/24"]}, UserError, "no interface has the address 10.10.0.10"),
         ({"code": 255, "err": "ops@x: Permission denied (publickey)."}, UserError, "cannot log in"),
         ({"code": 255, "err": "Host key verification failed."}, UserError, "its host key is not the pinned one"),
@@ -108,3 +115,16 @@ def test_host_key_in_cluster_yml_overrides_the_adopted_one(load):
     provider = Baremetal(State("try"), cluster)
     provider.pinned_keys_file.write_text("192.168.1.10 ssh-ed25519 AAAAadopted\n192.168.1.11 ssh-ed25519 AAAAother\n")
     assert provider.pinned_keys() == {"node0": "ssh-ed25519 AAAAgiven", "node1": "ssh-ed25519 AAAAother"}
+
+
+@pytest.mark.parametrize("client", ["", "192.168.1.99", "::ffff:192.168.1.99", "10.10.0.11", "10.10.0.10", "127.0.0.1"])
+def test_login_that_the_firewall_will_accept_is_accepted(load, client):
+    """From an admin network, also as a mapped address, from another host over the fabric, and from the host itself."""
+    assert check(load(), client=client) == {"10g": "eth1"}
+
+
+def test_login_over_ipv6_needs_an_ipv6_network(load):
+    cluster = load(admin_cidrs=["fd00:5::/64"])
+    assert check(cluster, client="fd00:5::7%eth0") == {"10g": "eth1"}
+    with pytest.raises(UserError, match=r"sees this machine as 192\.168\.1\.2"):
+        check(cluster)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import shlex
 import subprocess
@@ -30,8 +31,8 @@ speeds=$(for card in /sys/class/net/*; do
   printf '%s"%s":%s' "$sep" "${card##*/}" "$speed"
   sep=,
 done)
-printf '{"name":"%s","os":"%s","release":"%s","sudo":%s,"python":%s,"addresses":[%s],"speeds":{%s}}\n' \
-  "$(hostname -s)" "$ID" "${VERSION_CODENAME:-}" "$root" "$python" "$addresses" "$speeds"
+printf '{"name":"%s","os":"%s","release":"%s","sudo":%s,"python":%s,"client":"%s","addresses":[%s],"speeds":{%s}}\n' \
+  "$(hostname -s)" "$ID" "${VERSION_CODENAME:-}" "$root" "$python" "${SSH_CONNECTION%% *}" "$addresses" "$speeds"
 """
 
 # In the state folder, for terraform/baremetal: host -> fabric -> interface.
@@ -46,6 +47,8 @@ class Facts(TypedDict):
     release: str
     sudo: bool
     python: bool
+    # the address from which this machine, or the jump host, logs in; "" if the host does not tell it
+    client: str
     addresses: list[str]
     # card -> Mbit/s, if its driver tells it
     speeds: dict[str, int]
@@ -173,7 +176,20 @@ class Baremetal(Provider):
                 fix = f"correct fabric_addresses.{fabric}" + (f" or networks.{fabric}.interface" if wanted else "")
                 what = f"{wanted} does not have" if wanted else "no interface has"
                 raise UserError(f"{where}: {what} the address {address}; {fix}")
+        if found["client"] and not self.is_admitted(found["client"], list(interfaces)):
+            networks = ", ".join(self.cluster.admin_cidrs)
+            why = f"it sees this machine as {found['client']}, which is not in cluster.admin_cidrs ({networks})"
+            raise UserError(f"{where}: {why}, so its firewall would lock you out; add the address")
         return {fabric: interfaces[address] for fabric, address in host.fabric_addresses.items()}
+
+    def is_admitted(self, client: str, own: list[str]) -> bool:
+        """Whether the firewall will accept logins from this address. own: addresses of the host itself."""
+        address = ipaddress.ip_address(client.partition("%")[0])
+        address = getattr(address, "ipv4_mapped", None) or address
+        peers = {one for host in self.hosts for one in host.fabric_addresses.values()}
+        return str(address) in {*own, *peers} or any(
+            address in ipaddress.ip_network(cidr) for cidr in self.cluster.admin_cidrs
+        )
 
     def variables(self) -> dict[str, str]:
         return {"tool": f"{sys.executable} -m cluster.providers.baremetal.reach"}
