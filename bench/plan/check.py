@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from bench.catalogue import gpu_rates, models
-from bench.plan import asynchronous
+from bench.plan import asynchronous, split_engines
 from bench.plan.schema import Plan
 from cluster.core.config import MAX_NODES
 from cluster.core.contract import Contract
@@ -42,6 +42,7 @@ def check(plan: Plan, cluster: Contract | None, available: int) -> None:
     if "1bit" in plan.compressions and "ps" in plan.engines:
         raise UserError("plan.compressions: engine ps does not support 1bit; remove one of them")
     asynchronous.check(plan)
+    split_engines.check(plan)
     if plan.launcher == "torchrun" and set(plan.engines) != {"ddp"}:
         raise UserError("plan.launcher: torchrun starts engine ddp only; set engines: [ddp]")
     for model in plan.models:
@@ -103,6 +104,7 @@ def check_file(plan: Plan, model: str) -> None:
 def check_efa(plan: Plan, fabric: str) -> None:
     """EFA has no sockets: only NCCL's plugin and OpenMPI's libfabric send over it."""
     sockets = {"horovod-gloo", "ps"} if plan.device == "cuda" else {"horovod-gloo", "ddp", "ps", *asynchronous.ENGINES}
+    sockets |= set(split_engines.ENGINES)
     if wrong := [engine for engine in plan.engines if engine in sockets]:
         fix = "use horovod" if plan.device != "cuda" else "use horovod or ddp"
         raise UserError(f"plan.engines: {wrong[0]} sends over sockets, which {fabric} with transport efa lacks; {fix}")

@@ -38,7 +38,10 @@ Unique = AfterValidator(_unique)
 Positive = Annotated[int, Field(ge=1, le=MOST)]
 # From a microsecond to a quarter of an hour.
 Milliseconds = Annotated[float, Field(ge=0.001, le=1e6, strict=False)]
-Engine = Literal["horovod", "horovod-mpi", "horovod-gloo", "ddp", "ps", "ps-async", "easgd", "local-sgd", "hogwild"]
+Synchronous = Literal["horovod", "horovod-mpi", "horovod-gloo", "ddp", "ps"]
+Asynchronous = Literal["ps-async", "easgd", "local-sgd", "hogwild"]
+Split = Literal["fsdp", "pipeline", "tensor", "spatial"]
+Engine = Literal[Synchronous, Asynchronous, Split]
 
 
 class Link(Section):
@@ -101,14 +104,25 @@ class Plan(Section):
     )
     engines: Annotated[list[Engine], Field(min_length=1), Unique] = Field(
         default=["horovod"],
-        description="horovod (MPI or Gloo, from the fabric's tuning), horovod-mpi, horovod-gloo, ddp, ps, or "
-        "asynchronous: ps-async, easgd, local-sgd, hogwild (docs/parallel.md)",
+        description="horovod (MPI or Gloo, from the fabric's tuning), horovod-mpi, horovod-gloo, ddp, ps; "
+        "asynchronous: ps-async, easgd, local-sgd, hogwild (docs/parallel.md); the network split over "
+        "nodes: fsdp, pipeline, tensor, spatial (docs/split.md)",
     )
     period: Annotated[int, Field(ge=1, le=1000)] = Field(
         default=4, description="steps between two exchanges of weights; engines easgd and local-sgd"
     )
     moving_rate: Annotated[float, Field(gt=0, le=1, strict=False)] | None = Field(
         default=None, description="share of the distance by which easgd moves weights and centre (default: 0.9 / ranks)"
+    )
+    stages: Positive | None = Field(
+        default=None,
+        description="stages of engine pipeline; nodes / stages pipelines average gradients (default: nodes)",
+    )
+    micro_batches: Positive | None = Field(
+        default=None, description="micro-batches of engine pipeline per step (default: up to four per stage)"
+    )
+    schedule: Literal["1f1b", "gpipe"] | None = Field(
+        default=None, description="order of work of engine pipeline: 1f1b (default), gpipe"
     )
     compressions: Annotated[list[Literal["none", "fp16", "1bit"]], Field(min_length=1), Unique] = Field(
         default=["none"], description="gradient compression: none, fp16, 1bit (with error feedback)"

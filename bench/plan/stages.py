@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -35,6 +36,8 @@ class Stage:
 
 # Whether a stage of these units, at this position of the pipeline, is possible.
 Fits = Callable[[int, int, int], bool]
+# What such a stage costs.
+Cost = Callable[[int, int, int], float]
 
 
 def check_stages(model: str, stages: int, field: str) -> None:
@@ -47,7 +50,7 @@ def check_stages(model: str, stages: int, field: str) -> None:
 
 @cache
 def cut(model: str, stages: int, seq_len: int | None = None, per_value: float = 0.0) -> tuple[Stage, ...]:
-    """The cut whose slowest stage or edge is fastest; of equal ones, that which sends least.
+    """The cut whose slowest stage or edge is fastest; of equal ones, that with the most equal stages.
 
     per_value: time to send one value, in units of the time that the whole network computes on one sample.
     """
@@ -60,31 +63,47 @@ def best_cut(model: str, stages: int, seq_len: int | None, per_value: float, fit
     count, total = len(parts), sum(unit.macs for unit in parts)
     before = [sum(unit.macs for unit in parts[:at]) / total for at in range(count + 1)]
     sent = [units.crossing(network, range(at))[0] if 0 < at < count else 0 for at in range(count + 1)]
-    # best[at]: the slowest part and all values sent, with the first `at` units in the stages so far.
-    nothing = (math.inf, math.inf)
-    best: list[tuple[float, float]] = [(0.0, 0.0), *[nothing] * count]
+
+    def slowest(position: int, first: int, last: int) -> float:
+        return max(before[last] - before[first], sent[last] * per_value)
+
+    def unequal(position: int, first: int, last: int) -> float:
+        return (before[last] - before[first]) ** 2 if slowest(position, first, last) <= limit else math.inf
+
+    ends, limit = _ends(count, stages, slowest, max, fits)
+    if ends is None:
+        raise UserError(
+            f"--memory-gb: no cut of {model} into {stages} stages fits; use more devices or a smaller batch"
+        )
+    # Many cuts have the same slowest part, where an edge is the limit: take the most equal stages among them.
+    ends, _ = _ends(count, stages, unequal, operator.add, fits)
+    return tuple(stage(model, seq_len, first, last) for first, last in pairwise(ends or []))
+
+
+def _ends(
+    count: int, stages: int, cost: Cost, combine: Callable[[float, float], float], fits: Fits
+) -> tuple[list[int] | None, float]:
+    """Ends of the stages with the least combined cost, and that cost; None if no cut fits."""
+    # best[at]: the least cost with the first `at` units in the stages so far.
+    best = [0.0, *[math.inf] * count]
     choice: list[list[int]] = []
     for position in range(stages):
-        now, came = [nothing] * (count + 1), [0] * (count + 1)
+        now, came = [math.inf] * (count + 1), [0] * (count + 1)
         for last in range(position + 1, count - (stages - position - 1) + 1):
             for first in range(position, last):
-                if best[first] == nothing or not fits(position, first, last):
+                if best[first] == math.inf or not fits(position, first, last):
                     continue
-                slowest = max(best[first][0], before[last] - before[first], sent[last] * per_value)
-                found = (slowest, best[first][1] + sent[last])
+                found = combine(best[first], cost(position, first, last))
                 if found < now[last]:
                     now[last], came[last] = found, first
         best = now
         choice.append(came)
-    if best[count] == nothing:
-        raise UserError(
-            f"--memory-gb: no cut of {model} into {stages} stages fits; use more devices or a smaller batch"
-        )
+    if best[count] == math.inf:
+        return None, math.inf
     ends = [count]
     for came in reversed(choice):
         ends.append(came[ends[-1]])
-    edges = list(reversed(ends))
-    return tuple(stage(model, seq_len, first, last) for first, last in pairwise(edges))
+    return ends[::-1], best[count]
 
 
 def stage(model: str, seq_len: int | None, first: int, last: int) -> Stage:

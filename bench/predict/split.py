@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from bench.catalogue import gpu_rates, models, units
-from bench.plan import stages
+from bench.catalogue import gpu_rates, units
+from bench.plan import programs, split_engines, stages
 from bench.plan.stages import Stage
 from bench.predict import memory, network
 from bench.predict.inputs import HALF_PRECISION, Parameters, Setup
@@ -17,10 +17,6 @@ from bench.predict.simulate import expected_slowest, simulate
 from cluster.core.errors import UserError
 
 METHODS = ("data", "fsdp", "pipeline", "tensor", "spatial")
-# A linear layer with fewer weights is not worth splitting.
-LARGE_LINEAR = 1 << 22
-# Height of the image at the end of a network over that at its start: a tile must have a row there.
-SHRINKS = 32
 
 
 @dataclass(frozen=True)
@@ -232,25 +228,9 @@ def pipeline_ms(
     return max(clock)
 
 
-def large_linears(name: str) -> list[units.Unit]:
-    """The linear layers of a CNN that are worth splitting, without the output layer."""
-    found = [unit for unit in units.of(name) if len(unit.layers[0].shapes[0]) == 2 and unit.outputs]
-    return [unit for unit in found if unit.parameters >= LARGE_LINEAR]
-
-
-def check_tensor(name: str, ranks: int, field: str) -> None:
-    size = units.size_of(models.get(name))
-    if size is not None:
-        if size.heads % ranks:
-            raise UserError(f"{field}: tensor splits the {size.heads} heads of {name}, which {ranks} does not divide")
-    elif not large_linears(name):
-        able = "transformers, vgg16 and alexnet"
-        raise UserError(f"{field}: tensor splits large linear layers, which {name} has not; use it for {able}")
-
-
 def tensor(setup: Setup, parameters: Parameters, optimizer: str = "sgd") -> Split:
     """Linear layers split over all devices. A CNN's convolutions stay data-parallel, their outputs are exchanged."""
-    check_tensor(setup.model, setup.gpus, "--model")
+    split_engines.check_tensor(setup.model, setup.gpus, "--model")
     n, size = setup.gpus, element_bytes(setup)
     call, per_byte = ring_ms(setup, parameters)
     compute = slowest(setup, parameters, setup.single_step_ms)
@@ -265,7 +245,7 @@ def tensor(setup: Setup, parameters: Parameters, optimizer: str = "sgd") -> Spli
         own = each * setup.network.parameters / n
         sent = 2 * (n - 1) / n * moved
         return Split("tensor", compute + calls * call + moved * per_byte, compute, sent, (own + kept) / 1e9)
-    large = large_linears(setup.model)
+    large = programs.large_linears(units.of(setup.model))
     # Gathered and scattered once forward and once backward; each is half an all-reduce of all samples.
     moved = sum(unit.inputs for unit in large[:1]) + sum(unit.outputs for unit in large[-1:])
     exchanged = moved * samples * size
@@ -279,29 +259,26 @@ def tensor(setup: Setup, parameters: Parameters, optimizer: str = "sgd") -> Spli
     return Split("tensor", time, compute, sent, (each * (rest + split / n) + kept) / 1e9)
 
 
-def check_spatial(name: str, ranks: int, field: str) -> None:
-    model = models.get(name)
-    if units.size_of(model) is not None:
-        raise UserError(f"{field}: spatial splits images into tiles, {name} has no convolutions over them")
-    if ranks > (most := model.input_pixels // SHRINKS):
-        raise UserError(f"{field}: spatial needs a row of the last image per tile, {name} has {most}, not {ranks}")
-
-
 def spatial(setup: Setup, parameters: Parameters, optimizer: str = "sgd") -> Split:
     """Tiles of rows. Every convolution needs rows of the neighbours, and so does its backward pass."""
-    check_spatial(setup.model, setup.gpus, "--model")
+    split_engines.check_spatial(setup.model, setup.gpus, "--model")
     n, size = setup.gpus, element_bytes(setup)
-    step = simulate(setup, parameters)
+    call, per_byte = ring_ms(setup, parameters)
     parts = units.of(setup.model)
-    halo = sum(unit.halo for unit in parts) * setup.images_per_step * size
-    norms = sum(1 for layer in setup.network.layers if layer.shapes and not layer.macs)
-    tiled = sum(1 for layer in setup.network.layers if layer.halo)
+    tiles = programs.tiled(parts)
+    tiled, behind = parts[:tiles], parts[tiles:]
+    halo = sum(unit.halo for unit in tiled[1:]) * setup.images_per_step * size
+    gathered = behind[0].inputs * setup.images_per_step * size
+    again = sum(unit.macs for unit in behind) / setup.network.macs * (n - 1)
+    compute = slowest(setup, parameters, setup.single_step_ms * (1 + again))
+    gradients = setup.gradient_bytes * sum(unit.parameters for unit in tiled)
+    exposed = max(0.0, call + gradients * per_byte - compute * parameters.backward_share)
+    # A device between two others sends half of the rows of each of its two cuts, forward and backward.
     cuts = min(n - 1, 2)
-    # A device between two others sends half of the rows of each of its two cuts.
-    exposed = 2 * halo * cuts / 2 * link_ms(setup, parameters)
-    calls = cuts * tiled * parameters.ring_hop_ms + 2 * norms * (n - 1) * parameters.ring_hop_ms
-    sent = 2 * halo * (n - 1) / n + 2 * (n - 1) / n * setup.gradient_bytes * setup.network.parameters
-    return Split("spatial", step.total + exposed + calls, step.compute, sent, memory.needed_gb(setup, optimizer))
+    exposed += halo * cuts * link_ms(setup, parameters) + (call + gathered * per_byte) / 2
+    exposed += 2 * cuts * sum(1 for unit in tiled[1:] if unit.halo) * parameters.ring_hop_ms
+    sent = (2 * halo + gathered + 2 * gradients) * (n - 1) / n
+    return Split("spatial", compute + exposed, compute, sent, memory.needed_gb(setup, optimizer))
 
 
 def ways(setup: Setup, parameters: Parameters, optimizer: str = "sgd", **options: object) -> list[Split]:

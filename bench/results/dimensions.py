@@ -36,6 +36,10 @@ ENGINE_NAMES = {
     "easgd": "Elastic Averaging SGD",
     "local-sgd": "local SGD",
     "hogwild": "Hogwild",
+    "fsdp": "PyTorch FSDP",
+    "pipeline": "pipeline",
+    "tensor": "split layers",
+    "spatial": "tiles of the image",
 }
 
 

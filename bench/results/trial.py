@@ -43,7 +43,10 @@ class Point(Record):
     gpus_per_node: int
     batch: int = Field(description="images per GPU and step")
     model: str
-    engine: str = Field(description="horovod-mpi | horovod-gloo | ddp | ps | ps-async | easgd | local-sgd | hogwild")
+    engine: str = Field(
+        description="horovod-mpi | horovod-gloo | ddp | ps | ps-async | easgd | local-sgd | hogwild | fsdp | "
+        "pipeline | tensor | spatial"
+    )
     compression: str = Field(default="none", description="none | fp16 | 1bit")
     device: str = Field(description="cuda | cpu | emulated:<profile>")
     data: str = Field(default="synthetic", description="synthetic | shards:<url or path>")
@@ -183,6 +186,9 @@ class Settings(Record):
         description="device cuda: precision, channels_last; engines that exchange weights: period, moving_rate",
     )
     loader: dict[str, bool | int | str] = Field(default_factory=dict, description="input pipeline; empty without one")
+    split: dict[str, int | str] = Field(
+        default_factory=dict, description="stages, micro_batches and schedule; engine pipeline only"
+    )
 
 
 # A trial that failed has no figures: they would be read as if they counted. Its step times stay in step_times.

@@ -9,7 +9,7 @@ from pathlib import Path
 from subprocess import PIPE, Popen, TimeoutExpired
 from typing import TYPE_CHECKING, Any, TextIO
 
-from bench.plan import asynchronous, unfold
+from bench.plan import asynchronous, split_engines, unfold
 from bench.plan.unfold import PointGroup
 from bench.results.trial import Trial
 from bench.sweep import nccl_log, record, transport
@@ -121,6 +121,7 @@ class Attempt:
         trial = record.trial(
             *(point, main, check, compute, interface, launch_s, self.started, link, self.nccl, how, gbytes),
             moving_rate=asynchronous.moving_rate(self.sweep.plan, point),
+            split_bytes=split_engines.node_bytes(self.sweep.plan, point),
         )
         if self.nccl:
             self.nccl.start_trial()

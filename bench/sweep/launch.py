@@ -169,7 +169,7 @@ def torchrun(launch: Launch) -> list[str]:
     ]
 
 
-ON_TORCH = ("ddp", "ps", "ps-async", "easgd", "local-sgd", "hogwild")
+ON_TORCH = ("ddp", "ps", "ps-async", "easgd", "local-sgd", "hogwild", "fsdp", "pipeline", "tensor", "spatial")
 LAUNCHERS = {"horovod-mpi": mpirun, "horovod-gloo": horovodrun, **dict.fromkeys(ON_TORCH, mpirun)}
 
 

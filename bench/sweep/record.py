@@ -165,12 +165,13 @@ def trial(
     algorithm: str = "ring",
     node_gbytes: float | None = None,
     moving_rate: float | None = None,
+    split_bytes: float | None = None,
 ) -> Trial:
     independent, measured = point.engine in asynchronous.ENGINES, len(main.ranks[0].steps)
     main, check = whole_periods(main), check and whole_periods(check)
     steps = step_times(main.ranks, independent)
     images = point.batch * point.gpus
-    traffic, problem = transport.proof(point, main, check, interface, algorithm, nccl)
+    traffic, problem = transport.proof(point, main, check, interface, algorithm, nccl, split_bytes)
     problem = divergence(main.ranks) or problem
     emulation = None
     if compute:
@@ -186,7 +187,7 @@ def trial(
         ratio = statistics.median(step_times(check.ranks, independent)) / statistics.median(steps)
         found = {"check_scale": check.scale, "check_ratio": ratio, "converged": scale_model.converged(ratio)}
         emulation = emulation.model_copy(update=found)
-    sent = transport.payload(point, main.scale, traffic.algorithms, main.period) * main.scale * 8 / 1e9
+    sent = transport.payload(point, main.scale, traffic.algorithms, main.period, split_bytes) * main.scale * 8 / 1e9
     bus = interval(slowest(main.ranks, communication), lambda value: sent / value) if point.nodes > 1 else None
     runs = [main, check] if check else [main]
     spent = {"warmup": sum(run.warmup_s for run in runs), "measure": sum(run.measure_s for run in runs)}
@@ -207,7 +208,8 @@ def trial(
         emulation=emulation,
         input=pipeline(main.ranks),
         traffic=traffic,
-        stragglers=stragglers(main.ranks),
+        # Stages of a pipeline have unequal work by design.
+        stragglers=[] if point.engine == "pipeline" else stragglers(main.ranks),
         host_cpu_percent=main.cpu_percent,
         precision=main.precision if point.device == "cuda" else None,
         steadiness=steadiness(main.ranks) if point.device == "cuda" else None,

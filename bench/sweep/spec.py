@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 
 from bench.catalogue import models
-from bench.plan import asynchronous, scale_model, unfold
+from bench.plan import asynchronous, scale_model, split_engines, unfold
 from bench.plan.schema import Plan
 from bench.plan.unfold import PointGroup
 from bench.results.settings import differences as settings_differences
@@ -42,6 +42,7 @@ def settings_of(plan: Plan, point: Point, tuned: Tuning) -> Settings:
         burst_ms=link.burst_ms if link else None,
         tuning=tuned.model_dump(exclude={"engine", "small_below_bytes"}),
         training=training,
+        split=split_engines.settings(plan, point),
         loader={} if point.data == "synthetic" else {name: getattr(plan, name) for name in names},
     )
 
@@ -110,6 +111,7 @@ def trial_spec(plan: Plan, point: Point, shaped: bool, scaling: Scaling, twice: 
         channels_last=plan.channels_last,
         period=plan.period if point.engine in asynchronous.PERIODIC else 1,
         moving_rate=asynchronous.moving_rate(plan, point),
+        split=split_engines.spec(plan, point),
         input=input_spec(plan, point, scale if emulated(plan) and shaped else 1.0),
     )
 

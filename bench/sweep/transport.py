@@ -7,6 +7,7 @@ from operator import itemgetter
 from urllib.parse import urlsplit
 
 from bench.catalogue import models
+from bench.plan import split_engines
 from bench.results.trial import Point, Traffic
 from bench.sweep import nccl_log
 from bench.worker.counters import below
@@ -27,6 +28,8 @@ def algorithm(point: Point, settings: Tuning) -> str:
         return "all_gather"
     if point.engine in ("ps", "ps-async", "easgd"):
         return "parameter_server"
+    if point.engine in split_engines.ENGINES:
+        return point.engine
     if point.engine == "horovod-mpi" and point.device != "cuda":
         return tuning.all_reduce(settings, point.gpus)
     return "ring"
@@ -68,13 +71,17 @@ def exchanges(algorithm: str, ranks: int) -> Iterator[tuple[int, int, float]]:
             yield rank, active[index ^ (1 << step)], 1 / (1 << step) if halving else 1.0
 
 
-def payload(point: Point, factor: float, shares: dict[str, float], period: int = 1) -> float:
+def payload(
+    point: Point, factor: float, shares: dict[str, float], period: int = 1, split_bytes: float | None = None
+) -> float:
     """Bytes of gradients or weights that a node must send per step, mean over nodes, if it sends in every period-th.
 
-    shares: algorithm -> share of the bytes.
+    shares: algorithm -> share of the bytes. split_bytes: what a node sends at scale 1 where the network is split.
     """
     if point.nodes == 1:
         return 0.0
+    if split_bytes is not None:
+        return split_bytes / factor
     sizes = [max(1, round(n / factor)) for n, _ in models.get(point.model).gradients_in_backward_order()]
     if point.compression == "1bit":
         total = sum(map(one_bit_bytes, sizes))
@@ -148,12 +155,14 @@ def proof(
     interface: str,
     how: str = "ring",
     nccl: nccl_log.Log | None = None,
+    split_bytes: float | None = None,
 ) -> tuple[Traffic, str | None]:
     """Bytes per interface, and the error if they did not go over the fabric."""
     counters = Counters(point, main, interface, nccl)
     sent = counters.mean
     shares = nccl.shares(how) if nccl else {how: 1.0}
-    expected = (payload(point, main.scale, shares, main.period) + served_bytes(point, main.ranks)) * WIRE_OVERHEAD
+    needed = payload(point, main.scale, shares, main.period, split_bytes)
+    expected = (needed + served_bytes(point, main.ranks)) * WIRE_OVERHEAD
     fixed = fixed_bytes(main, check, sent, Counters(point, check, interface, nccl).mean if check else 0.0)
     traffic = Traffic(
         interface=interface,

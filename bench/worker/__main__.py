@@ -17,7 +17,7 @@ PROGRAMS = (
     ),
     "learn",
     *("run_packages", "run_rank", "run_torchrun", "slurm_probe", "slurm_rank", "stages", "supervise", "topology"),
-    *("trials", "verify"),
+    *("trials", "verify", "verify_split"),
 )
 
 

@@ -8,7 +8,7 @@ from torch import nn
 
 from bench.worker import torch_models, torch_transformers
 from bench.worker.accelerator import Accelerator, Arithmetic, computed_in
-from bench.worker.engines import Engine, GradientSum, ModuleEngine
+from bench.worker.engines import Engine, GradientSum, ModuleEngine, SplitEngine
 from bench.worker.feed import Feed
 from bench.worker.model_sizes import TRANSFORMERS
 from bench.worker.node_link import sleep_until
@@ -155,7 +155,21 @@ class TrainingDevice:
             raise RuntimeError(f"the weights differ between ranks: their sums are {sums}")
 
 
+def example(trial: TrialSpec, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Synthetic samples of a rank, and their labels."""
+    generator = torch.Generator().manual_seed(100 + rank)
+    if trial.tokens:
+        shape, words = (trial.batch, trial.tokens), TRANSFORMERS[trial.model].vocabulary
+        return torch.randint(words, shape, generator=generator), torch.randint(words, shape, generator=generator)
+    images = torch.randn(trial.batch, 3, trial.pixels, trial.pixels, generator=generator)
+    return images, torch.randint(torch_models.CLASSES, (trial.batch,), generator=generator)
+
+
 def make(trial: TrialSpec, gradients: list[Gradient], engine: Engine, source: Feed, accelerator: Accelerator) -> Device:
+    if isinstance(engine, SplitEngine):
+        from bench.worker import split_devices
+
+        return split_devices.make(trial, engine, source, accelerator)
     if trial.device == "emulated":
         if engine.holds_weights:
             from bench.worker.weight_devices import EmulatedWeights
@@ -165,18 +179,10 @@ def make(trial: TrialSpec, gradients: list[Gradient], engine: Engine, source: Fe
     target = torch.device(accelerator.place)
     arithmetic = accelerator.arithmetic(computed_in(trial.precision, engine.gather(accelerator.ampere)))
     layout = torch.channels_last if trial.channels_last else torch.contiguous_format
-    torch.manual_seed(1)
-    model = torch_models.MODELS[trial.model]()
-    generator = torch.Generator().manual_seed(100 + engine.rank)
     if trial.tokens:
         layout = torch.contiguous_format
-        shape, words = (trial.batch, trial.tokens), TRANSFORMERS[trial.model].vocabulary
-        images = torch.randint(words, shape, generator=generator).to(target)
-        labels = torch.randint(words, shape, generator=generator).to(target)
-    else:
-        images = torch.randn(trial.batch, 3, trial.pixels, trial.pixels, generator=generator)
-        images = images.to(target, memory_format=layout)
-        labels = torch.randint(torch_models.CLASSES, (trial.batch,), generator=generator).to(target)
+    model, images, labels = torch_models.seeded(trial.model), *example(trial, engine.rank)
+    images, labels = images.to(target, memory_format=layout), labels.to(target)
     # All ranks start with the weights of rank 0, sent from CPU memory: tensors of its GPU would arrive on that GPU.
     model.load_state_dict(engine.broadcast(model.state_dict()))
     model, half = model.to(target, memory_format=layout), trial.compression == "fp16"

@@ -252,7 +252,19 @@ class ModuleEngine(TorchEngine):
         return module
 
 
+class SplitEngine(ModuleEngine):
+    """torch's own communication for a network that is split over ranks: see split_devices.py."""
+
+    def __init__(self, method: str) -> None:
+        super().__init__()
+        self.method = method
+        self.groups: dict[tuple[int, ...], Any] = {}
+        self.mesh: Any = None
+
+
 def make(name: str, cuda: bool = False) -> Engine:
+    if name in ("fsdp", "pipeline", "tensor", "spatial"):
+        return SplitEngine(name)
     if name == "ddp":
         return ModuleEngine("cpu:gloo,cuda:nccl") if cuda else DdpEngine()
     if name == "ps":

@@ -36,6 +36,31 @@ class InputSpec:
 
 
 @dataclass(frozen=True)
+class Operation:
+    """What an emulated rank does next in a step of a network that is split over ranks.
+
+    compute: `value` milliseconds. gather, scatter, sum: start a collective over `value` numbers in group `at`.
+    send, receive: start to send `value` numbers to rank `at`, or wait for those from it. wait: for the collective that
+    was started as number `at` of the step. finish: for all that was started.
+    """
+
+    kind: str
+    value: float = 0.0
+    at: int = 0
+
+
+@dataclass(frozen=True)
+class SplitSpec:
+    """How a network is split over ranks."""
+
+    stages: list[int] = field(default_factory=list)  # first unit of each stage of a pipeline
+    micro_batches: int = 1
+    schedule: str = "1f1b"
+    groups: list[list[int]] = field(default_factory=list)  # ranks that add up together; the first group is all ranks
+    programs: list[list[Operation]] = field(default_factory=list)  # of each rank; emulated devices only
+
+
+@dataclass(frozen=True)
 class TrialSpec:
     id: str
     device: str  # emulated, cpu or cuda
@@ -58,6 +83,7 @@ class TrialSpec:
     period: int = 1  # steps between two exchanges of weights
     moving_rate: float = 0.0  # of easgd
     input: InputSpec | None = None
+    split: SplitSpec | None = None  # engines that split the network, not the data
 
 
 @dataclass(frozen=True)

@@ -196,3 +196,8 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "gpt2-medium": lambda: torch_transformers.language_model("gpt2-medium"),
     "gpt2-498m": lambda: torch_transformers.language_model("gpt2-498m"),
 }
+
+
+def seeded(name: str) -> nn.Module:
+    torch.manual_seed(1)
+    return MODELS[name]()

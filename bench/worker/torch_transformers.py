@@ -24,10 +24,11 @@ class Attention(nn.Module):
         self.output = nn.Linear(size.hidden, size.hidden)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        batch, tokens, hidden = x.shape
-        parts = self.qkv(x).view(batch, tokens, 3, self.heads, hidden // self.heads).permute(2, 0, 3, 1, 4)
+        batch, tokens, _ = x.shape
+        # A rank of a split network has some of the heads, so the width is not that of x.
+        parts = self.qkv(x).view(batch, tokens, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
         mixed = F.scaled_dot_product_attention(parts[0], parts[1], parts[2], is_causal=self.causal)
-        y: torch.Tensor = self.output(mixed.transpose(1, 2).reshape(batch, tokens, hidden))
+        y: torch.Tensor = self.output(mixed.transpose(1, 2).reshape(batch, tokens, -1))
         return y
 
 
@@ -61,13 +62,13 @@ class PostNormBlock(nn.Module):
         self.mlp, self.norm2 = mlp(hidden), norm(hidden)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        batch, tokens, hidden = x.shape
+        batch, tokens, _ = x.shape
 
         def split(y: torch.Tensor) -> torch.Tensor:
-            return y.view(batch, tokens, self.heads, hidden // self.heads).transpose(1, 2)
+            return y.view(batch, tokens, self.heads, -1).transpose(1, 2)
 
         mixed = F.scaled_dot_product_attention(split(self.query(x)), split(self.key(x)), split(self.value(x)))
-        x = self.norm1(x + self.output(mixed.transpose(1, 2).reshape(batch, tokens, hidden)))
+        x = self.norm1(x + self.output(mixed.transpose(1, 2).reshape(batch, tokens, -1)))
         y: torch.Tensor = self.norm2(x + self.mlp(x))
         return y
 

@@ -60,6 +60,11 @@ def test_no_other_cut_is_better(name: str, count: int, per_value: float) -> None
     assert ours == pytest.approx(min(map(slowest, combinations(range(1, len(parts)), count - 1))))
 
 
+def test_stages_stay_equal_where_every_edge_is_the_limit() -> None:
+    shares = [stage.share for stage in stages.cut("gpt2-medium", 3, None, 1.0)]
+    assert max(shares) < 1.2 / 3
+
+
 @pytest.mark.parametrize("schedule", stages.SCHEDULES)
 @pytest.mark.parametrize(("deep", "pieces"), [(1, 4), (3, 5), (4, 4), (4, 1), (7, 13)])
 def test_every_stage_does_each_micro_batch_once_and_the_bubble_is_the_known_one(schedule, deep, pieces) -> None:
