@@ -131,7 +131,7 @@ class EmulatedSplit:
 
 def group_of(engine: SplitEngine, ranks: list[int]) -> Any:
     """All ranks create the same groups in the same order, each once per launch."""
-    if len(ranks) == engine.size or len(ranks) == 1:
+    if len(ranks) == engine.size:
         return None
     key = tuple(ranks)
     if key not in engine.groups:

@@ -5,10 +5,12 @@ from torch import nn
 
 
 def shard(model: nn.Module) -> nn.Module:
-    """Each element of the network's sequences is gathered and freed on its own, then what remains."""
+    """Each element of the network's sequence is gathered and freed on its own, then what remains."""
     from torch.distributed.fsdp import fully_shard
 
-    for sequence in [part for part in (model, *model.children()) if isinstance(part, nn.Sequential)]:
+    # A sequence inside a unit belongs to the unit.
+    sequences = [model] if isinstance(model, nn.Sequential) else model.children()
+    for sequence in [part for part in sequences if isinstance(part, nn.Sequential)]:
         for part in sequence:
             if any(True for _ in part.parameters()):
                 fully_shard(part)

@@ -31,8 +31,7 @@ HEIGHT, WIDTH = 37, 29
 def plain() -> nn.Sequential:
     """Without batch normalisation, whose statistics depend, correctly, on how a batch is split."""
     return nn.Sequential(
-        nn.Conv2d(3, 7, 5, stride=2, padding=2),
-        nn.ReLU(inplace=True),
+        nn.Sequential(nn.Conv2d(3, 7, 5, stride=2, padding=2), nn.ReLU(inplace=True)),
         nn.MaxPool2d(3, stride=2, padding=1),
         nn.Conv2d(7, 11, 3, padding=1),
         nn.ReLU(inplace=True),
