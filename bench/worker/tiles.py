@@ -85,6 +85,21 @@ class Gather(torch.autograd.Function):
         return gradients[0][:, :, ctx.mine[0] : ctx.mine[1]].contiguous(), None, None
 
 
+class Means(torch.autograd.Function):
+    """Each channel's mean over the whole image, on every rank. All ranks then compute the same, as after Gather."""
+
+    @staticmethod
+    def forward(ctx: Any, tile: torch.Tensor, tiles: "Tiles", height: int) -> torch.Tensor:
+        ctx.shape, ctx.pixels = tile.shape, height * tile.shape[3]
+        means = tile.sum((2, 3), keepdim=True) / ctx.pixels
+        tiles.dist.all_reduce(means)
+        return means
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        return (gradients[0] / ctx.pixels).expand(ctx.shape), None, None
+
+
 class Total(torch.autograd.Function):
     """The sum over all ranks, of a value that every rank uses: backward is the same sum."""
 
@@ -190,8 +205,11 @@ class Gathered(nn.Module):
     def forward(self, tile: torch.Tensor) -> torch.Tensor:
         if self.height is None:
             self.height = self.tiles.height(tile)
-        have = rows(self.height, self.tiles.ranks)
-        whole: torch.Tensor = self.layer(Gather.apply(tile, self.tiles, have))
+        whole: torch.Tensor
+        if self.layer.output_size in (1, (1, 1)):
+            whole = Means.apply(tile, self.tiles, self.height)
+        else:
+            whole = self.layer(Gather.apply(tile, self.tiles, rows(self.height, self.tiles.ranks)))
         return whole
 
 
