@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from bench.catalogue import models
 from bench.catalogue.layers import Layer
 from bench.worker.model_sizes import TRANSFORMERS, VIT_B16, Size
+from cluster.core.errors import UserError
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -64,6 +65,10 @@ def size_of(model: models.Model) -> Size | None:
 def of(name: str, seq_len: int | None = None) -> tuple[Unit, ...]:
     """The units in forward order."""
     model = models.get(name, seq_len)
+    if models.is_file(name):
+        raise UserError(
+            f"model: {name} does not say what passes between its layers; use one of {', '.join(models.NAMES)}"
+        )
     groups = [(key, tuple(found)) for key, found in groupby(model.layers, lambda layer: unit_name(layer.name))]
     size = size_of(model)
     if size is not None:

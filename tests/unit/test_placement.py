@@ -9,6 +9,7 @@ from typing import Any
 
 import networkx as nx
 import pytest
+from test_own_model import as_file
 
 from bench.catalogue import models, units
 from bench.cli import main
@@ -186,3 +187,11 @@ def test_bad_input_is_one_line_and_exit_2(words: str, field: str, capsys: pytest
     assert main(["plan", "placement", *words.split()]) == 2
     error = capsys.readouterr().err
     assert error.startswith(f"bench: {field}") and error.count("\n") == 1
+
+
+def test_a_model_file_is_refused_because_it_lacks_what_passes_between_layers(tmp_path, capsys) -> None:
+    file = tmp_path / "mine.csv"
+    file.write_text(as_file(models.get("alexnet")))
+    assert main(["plan", "placement", "--model", str(file), "--single-rate", "100"]) == 2
+    error = capsys.readouterr().err
+    assert "does not say what passes between its layers" in error and error.count("\n") == 1
