@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import statistics
 from contextlib import closing
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 from typing import Any
 
@@ -27,6 +27,14 @@ START_SECONDS, RUN_SECONDS = 180, 120
 TEST_IMAGES = 1024
 # Parameters of bench/worker/small_network.py before its last layer, and per class in it.
 BEFORE, PER_CLASS = 1_216 + 4_640 + 65_664, 129
+
+
+@dataclass(frozen=True)
+class Sender:
+    """What sends the bytes of a curve: the engine that `horovod` stands for on this fabric, and its settings."""
+
+    engine: str
+    settings: Tuning
 
 
 def small_bytes(plan: Plan) -> int:
@@ -63,12 +71,12 @@ def measure(plan: Plan, contract: Contract, tuned: dict[str, Tuning], progress: 
     images = b""
     done: dict[str, LearnDone] = {}
     curves = list(plans.curves(plan, contract))
-    engines: dict[Curve, str] = {}
+    chosen: dict[Curve, Sender] = {}
     for (engine, nodes), group in groupby(curves, key=lambda curve: (curve.engine, curve.nodes)):
         members = list(group)
         settings = unfold.tuning_of(contract, members[0].fabric, tuned)
         real = settings.engine if engine == "horovod" else engine
-        engines |= dict.fromkeys(members, real)
+        chosen |= dict.fromkeys(members, Sender(real, settings))
         specs = [spec_of(plan, curve, seed) for curve in members for seed in range(1, plan.seeds + 1)]
         with closing(Communication(contract, contract.active_fabric, nodes, progress)) as nodes_of:
             progress.now("images", f"painting {plan.images} images")
@@ -84,35 +92,35 @@ def measure(plan: Plan, contract: Contract, tuned: dict[str, Tuning], progress: 
             )
             events = nodes_of.events(launch, START_SECONDS + RUN_SECONDS * len(specs))
         done |= {event.id: event for event in events if isinstance(event, LearnDone)}
-    return [row(plan, contract, curve, engines[curve], done) for curve in curves]
+    return [row(plan, contract, curve, chosen[curve], done) for curve in curves]
 
 
 def gradients(plan: Plan) -> list[Gradient]:
     return [Gradient(*one) for one in models.get(plan.model).gradients_in_backward_order()]
 
 
-def row(plan: Plan, contract: Contract, curve: Curve, engine: str, done: dict[str, LearnDone]) -> dict[str, Any]:
+def row(plan: Plan, contract: Contract, curve: Curve, sender: Sender, done: dict[str, LearnDone]) -> dict[str, Any]:
     specs = [spec_of(plan, curve, seed) for seed in range(1, plan.seeds + 1)]
     interface = contract.interface(contract.head, contract.active_fabric)
     return {
         **asdict(curve),
-        "sent_by": engine,
+        "sent_by": sender.engine,
         "kind": "emulated",
         "scale": specs[0].scale,
         "speed": specs[0].speed,
         "compute_ms": plans.compute_ms(plan, curve.batch),
         "learning_rate": specs[0].learning_rate,
         "period": specs[0].period,
-        "runs": [training(plan, curve, engine, spec, done[spec.id], interface) for spec in specs if spec.id in done],
+        "runs": [training(plan, curve, sender, spec, done[spec.id], interface) for spec in specs if spec.id in done],
     }
 
 
 def training(
-    plan: Plan, curve: Curve, engine: str, spec: LearnSpec, event: LearnDone, interface: str
+    plan: Plan, curve: Curve, sender: Sender, spec: LearnSpec, event: LearnDone, interface: str
 ) -> dict[str, Any]:
     hit = next((i for i, accuracy in enumerate(event.accuracy) if accuracy >= plan.target), None)
     sent = statistics.fmean(sent.get(interface, 0.0) for sent in event.sent.values())
-    expected = expected_bytes(curve, engine, spec, event.elements)
+    expected = expected_bytes(curve, sender, spec, event.elements)
     return {
         "seed": spec.seed,
         "seconds": event.seconds,
@@ -131,7 +139,7 @@ def training(
     }
 
 
-def expected_bytes(curve: Curve, engine: str, spec: LearnSpec, elements: int) -> float:
+def expected_bytes(curve: Curve, sender: Sender, spec: LearnSpec, elements: int) -> float:
     """Bytes of the small network that a node must send per step."""
     point = Point(
         fabric=curve.fabric,
@@ -140,9 +148,9 @@ def expected_bytes(curve: Curve, engine: str, spec: LearnSpec, elements: int) ->
         gpus_per_node=1,
         batch=curve.batch,
         model=models.NAMES[0],
-        engine=engine,
+        engine=sender.engine,
         device="emulated",
     )
-    how = transport.algorithm(point, Tuning())
+    how = transport.algorithm(point, sender.settings)
     share = transport.share(how, curve.nodes, 1) if curve.nodes > 1 else 0.0
     return 4 * elements * share / spec.period * transport.WIRE_OVERHEAD

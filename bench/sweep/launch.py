@@ -132,7 +132,7 @@ def mpirun(launch: Launch) -> list[str]:
         values |= {"MASTER_ADDR": launch.hosts[0], "MASTER_PORT": str(MASTER_PORT)}
     # On GPUs NCCL sends the gradients. MPI's messages are then small, and its own choice of algorithms is best.
     settings = launch.settings.model_copy(update={"algorithm": "default"}) if launch.cuda else launch.settings
-    pinned = launch.program == "trials" and not launch.cuda
+    pinned = launch.program in ("trials", "learn") and not launch.cuda
     parameters = fabric_settings.mca(launch.transport, launch.subnet, launch.cuda)
     parameters |= tuning.launch_mca(settings, launch.processes, pinned)
     return [

@@ -11,6 +11,7 @@ from bench.catalogue import models
 from bench.converge import analysis, dataset, measure, report
 from bench.converge import plan as plans
 from bench.worker.protocol import LearnDone
+from cluster import tuning
 from cluster.core import contract
 from cluster.core.errors import UserError
 
@@ -168,9 +169,10 @@ def test_volume_of_a_training_is_compared_with_what_its_engine_needs(tmp_path):
     spec = measure.spec_of(plan, curve, 1)
     elements = measure.small_bytes(plan) // 4
     share = 2 * (NODES - 1) / NODES / 4
-    expected = measure.expected_bytes(curve, "easgd", spec, elements)
+    sender = measure.Sender("easgd", tuning.UNTUNED)
+    expected = measure.expected_bytes(curve, sender, spec, elements)
     assert expected == pytest.approx(4 * elements * share, rel=0.06)
     sent = {name: {"eth": expected} for name in CLUSTER.compute}
     done = LearnDone(spec.id, [1.0], [100], [0.9], 10, elements, sent, {}, 0.0, "x")
-    assert measure.training(plan, curve, "easgd", spec, done, "eth")["proved"]
-    assert not measure.training(plan, curve, "easgd", spec, done, "other")["proved"]
+    assert measure.training(plan, curve, sender, spec, done, "eth")["proved"]
+    assert not measure.training(plan, curve, sender, spec, done, "other")["proved"]
