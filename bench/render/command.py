@@ -6,17 +6,19 @@ import argparse
 import hashlib
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import yaml
 
 from bench.parse import named_path
 from bench.plan import schema, unfold
+from bench.plan.schema import Plan
 from bench.plan.unfold import PointGroup
-from bench.render import kubernetes
+from bench.render import kubernetes, results
 from bench.render.kubernetes import FORMS, Run
 from bench.run import source
-from bench.sweep import spec
+from bench.sweep import nccl_log, spec
 from bench.worker.protocol import Spec
 from cluster.core import config, worker_files
 from cluster.core.config import MAX_NODES, Cluster
@@ -43,6 +45,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     option("--folder", default=".", help="folder that is packed into a ConfigMap (default: the current one)")
     option("--no-code", action="store_true", help="pack nothing: the image has the script, in its working folder")
     option("--plan", help="run the benchmark's worker on the points of a plan instead of a script")
+    text = "with --plan: read the log of rank 0 and store its trials in results/ENV/NAME, for `bench report`"
+    option("--results", type=named_path, metavar="LOG", help=text)
     option("--out", type=named_path, metavar="FILE", help="write here (default: print)")
     option("words", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="such as python train.py --lr 0.1")
 
@@ -55,6 +59,8 @@ def run(args: argparse.Namespace) -> int:
     # The pods of a Job are called NAME-INDEX and must be names of hosts.
     if not re.fullmatch(NAME, args.name) or len(args.name) > 50:
         raise UserError(f"--name: {args.name[:60]!r} must have a-z, 0-9 and -, and at most 50 letters")
+    if args.results:
+        return store_results(args, cluster, cluster.kubernetes)
     asked = worker_run(args, cluster) if args.plan else script_run(args, cluster)
     text = yaml.safe_dump_all(FORMS[args.form](asked), sort_keys=False)
     if args.out is None:
@@ -85,10 +91,7 @@ def worker_run(args: argparse.Namespace, cluster: Cluster) -> Run:
     """The worker is in the training image. Its spec holds the points of one launch."""
     if args.words:
         raise UserError("--plan: runs the worker, so leave out the command")
-    plan = schema.load(args.plan)
-    if plan.device == "auto":
-        raise UserError(f"--plan {args.plan}: device: write cuda or cpu; no cluster can be asked here")
-    group = chosen(args, list(unfold.points(plan, None)), args.nodes or cluster.nodes)
+    plan, group = launch_of(args, cluster)
     scaling = spec.scaling_of(plan, group, shaped=False)
     launch = spec.launch_spec(plan, group, False, scaling, check=False)
     models = [point.model for point in group.points]
@@ -98,7 +101,28 @@ def worker_run(args: argparse.Namespace, cluster: Cluster) -> Run:
     words += ["--sha256", digest, "--part", "0", "--launch", args.name]
     args.gpus_per_node = group.points[0].gpus_per_node if plan.device == "cuda" else 0
     made = sized(args, cluster, tuple(words), {"spec.json": content})
-    return Run(**{**vars(made), "processes": group.points[0].gpus_per_node})
+    # A trial proves from NCCL's log which card and algorithm it used.
+    logged = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": nccl_log.SUBSYSTEMS} if plan.device == "cuda" else {}
+    return replace(made, processes=group.points[0].gpus_per_node, variables={"OMP_NUM_THREADS": "1", **logged})
+
+
+def launch_of(args: argparse.Namespace, cluster: Cluster) -> tuple[Plan, PointGroup]:
+    plan = schema.load(args.plan)
+    if plan.device == "auto":
+        raise UserError(f"--plan {args.plan}: device: write cuda or cpu; no cluster can be asked here")
+    return plan, chosen(args, list(unfold.points(plan, None)), args.nodes or cluster.nodes)
+
+
+def store_results(args: argparse.Namespace, cluster: Cluster, settings: Kubernetes) -> int:
+    if not args.plan:
+        raise UserError("--results: needs the --plan that was rendered")
+    plan, group = launch_of(args, cluster)
+    folder, trials = results.store(args.results, args.env, args.name, plan, group, settings.interface)
+    for trial in trials:
+        rate = f"{trial.images_per_second.median:.1f} images/s" if trial.images_per_second else trial.error
+        print(f"{trial.id}  {trial.point.model} batch {trial.point.batch}: {trial.status}, {rate}")
+    print(f"{len(trials)} trials in {folder.folder}; show them with: bench report {folder.folder}")
+    return 0 if all(trial.status == "ok" for trial in trials) else 1
 
 
 def chosen(args: argparse.Namespace, groups: list[PointGroup], nodes: int) -> PointGroup:

@@ -44,6 +44,7 @@ class Run:
     settings: Kubernetes
     # What the pods find in CONFIG, by name.
     files: dict[str, bytes] = field(default_factory=dict)
+    variables: dict[str, str] = field(default_factory=dict)
 
     @property
     def labels(self) -> dict[str, str]:
@@ -174,7 +175,7 @@ def _environment(run: Run) -> dict[str, str]:
         found["NCCL_IB_DISABLE"] = "1"
     if run.settings.claim:
         found["RUN_DATA"] = DATA
-    return found
+    return found | run.variables
 
 
 def _pod(run: Run, command: Sequence[str], worker: bool = True, sshd: bool = False) -> Manifest:

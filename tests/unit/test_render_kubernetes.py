@@ -18,8 +18,10 @@ import kubernetes_validate
 import pytest
 import yaml
 
+import bench
 from bench.cli import main
 from bench.render import kubernetes
+from bench.results import store
 from bench.worker import protocol
 from cluster.core import config
 from cluster.core.config import ROOT
@@ -185,3 +187,32 @@ def test_an_image_by_digest_is_needed(tmp_path: Path, capsys: pytest.CaptureFixt
     with pytest.MonkeyPatch.context() as patch, pytest.raises(config.UserError, match=r"kubernetes\.image"):
         patch.setattr(config, "ROOT", tmp_path)
         config.read(file)
+
+
+PLAN = {"nodes": [2], "batches": [4], "fabrics": ["10g"], "engines": ["ddp"], "models": ["mobilenetv2"]}
+
+
+def test_the_workers_log_becomes_trials_that_a_report_shows(
+    desk: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The log is of two ranks that the command of a Job started; only the bytes on eth0 were filled in."""
+    monkeypatch.setattr(store, "RESULTS", desk / "results")
+    Path("two.yml").write_text(yaml.safe_dump({**PLAN, "device": "cpu", "seconds": 6}))
+    Path("rank0.log").write_text("something else\n" + (GOLDEN / "worker.log").read_text())
+    words = ["render", "kubernetes", "--env", "k8s", "--plan", "two.yml", "--nodes", "2", "--name", "two"]
+    assert main([*words, "--results", "rank0.log"]) == 0
+    assert "mobilenetv2 batch 4: ok, " in capsys.readouterr().out
+    (trial,) = bench.load(desk / "results/k8s/two").trials
+    assert (trial.kind, trial.point.nodes, trial.traffic.interface) == ("cpu", 2, "eth0")
+    assert main(["report", "results/k8s/two", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["verdict"]
+    # A log that was cut names its trials, and one of something else is refused.
+    Path("rank0.log").write_text("".join((GOLDEN / "worker.log").read_text().splitlines(keepends=True)[:3]))
+    assert main([*words, "--results", "rank0.log"]) == 2
+    assert "give the log of rank 0" in capsys.readouterr().err
+    failed = '@bench {"event": "Failed", "error": "no card"}\n'
+    Path("rank0.log").write_text(failed)
+    assert main([*words, "--results", "rank0.log"]) == 1
+    assert "failed, no card" in capsys.readouterr().out
+    assert main(["render", "kubernetes", "--results", "rank0.log"]) == 2
+    assert "--results: needs the --plan" in capsys.readouterr().err
