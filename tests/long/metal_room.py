@@ -6,20 +6,22 @@ machine from which the others will accept logins. Everything has the prefix ROOM
 
 from __future__ import annotations
 
+import os
 import shlex
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
+from cluster.core.state import containers_conf
+
 ROOM = "hostile"
 PORT = 2222
-NETWORKS = {"lan": "10.93.0.0/24", "one": "10.93.1.0/24", "two": "10.93.2.0/24"}
-LAN6 = "fd00:93::"
+NETWORKS = {"lan": "10.95.0.0/24", "one": "10.95.1.0/24", "two": "10.95.2.0/24"}
+LAN6 = "fd00:95::"
 JUMP = "jump"
 # Card names that differ on every machine: lan, one, two.
 CARDS = {"head": ("lan0", "enp1s0", "ens5f0"), "w1": ("eno1", "eth7", "enp9s0"), JUMP: ("eth0",)}
 NODES = ("head", "w1")
-SSH_CONFIG = Path("/etc/ssh/ssh_config.d/horovod-test-hostile.conf")
 # What a node image has of our own. The packages and the virtual environments stay, as if somebody had installed them.
 STRIP = r"""
 cd /etc/systemd/system
@@ -77,18 +79,21 @@ systemd-run --quiet --unit=site-dns python3 -m http.server --bind 172.31.7.1 530
 """
 
 
-def podman(*words: str, check: bool = True, input: str | None = None) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(["podman", *words], capture_output=True, text=True, input=input)
-    assert not check or done.returncode == 0, f"podman {shlex.join(words)}: {done.stderr}"
-    return done
-
-
 @dataclass
 class Room:
     folder: Path
     image: str
     jump_image: str
     nodes: tuple[str, ...] = NODES
+
+    def podman(self, *words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+        settings = self.folder / "containers.conf"
+        if not settings.exists():
+            settings.write_text(containers_conf())
+        env = os.environ | {"CONTAINERS_CONF": str(settings)}
+        done = subprocess.run(["podman", *words], capture_output=True, text=True, env=env)
+        assert not check or done.returncode == 0, f"podman {shlex.join(words)}: {done.stderr}"
+        return done
 
     def key(self, name: str) -> Path:
         path = self.folder / name
@@ -98,6 +103,10 @@ class Room:
 
     def public(self, name: str) -> str:
         return self.key(name).with_suffix(".pub").read_text().strip()
+
+    @property
+    def known_jump_host(self) -> Path:
+        return self.folder / "jump_known_hosts"
 
     def number(self, name: str) -> int:
         return 5 if name == JUMP else 10 + self.nodes.index(name)
@@ -109,23 +118,19 @@ class Room:
         return f"{LAN6}{self.number(name)}"
 
     def on(self, name: str, command: str, check: bool = True) -> str:
-        return podman("exec", f"{ROOM}-{name}", "sh", "-c", command, check=check).stdout
+        return self.podman("exec", f"{ROOM}-{name}", "sh", "-c", command, check=check).stdout
 
     def start(self) -> None:
         self.remove()
         for network, subnet in NETWORKS.items():
             v6 = ["--ipv6", "--subnet", f"{LAN6}/64"] if network == "lan" else ["--internal"]
-            podman("network", "create", "--disable-dns", "--subnet", subnet, *v6, f"{ROOM}-{network}")
+            self.podman("network", "create", "--disable-dns", "--subnet", subnet, *v6, f"{ROOM}-{network}")
         for name in (*self.nodes, JUMP):
             self.boot(name)
         for name in self.nodes:
             self.on(name, DOCKER)
         known = self.on(JUMP, "cat /etc/ssh/ssh_host_ed25519_key.pub")
-        (self.folder / "jump_known_hosts").write_text(f"{self.address(JUMP)} {known}")
-        SSH_CONFIG.write_text(
-            f"Host {self.address(JUMP)}\n  IdentityFile {self.key('alice')}\n"
-            f"  UserKnownHostsFile {self.folder / 'jump_known_hosts'}\n"
-        )
+        self.known_jump_host.write_text(f"{self.address(JUMP)} {known}")
 
     def boot(self, name: str) -> None:
         names = ["lan"] if name == JUMP else list(NETWORKS)
@@ -136,7 +141,7 @@ class Room:
             networks.append(f"--network={ROOM}-{network}:{options}")
         port = "22" if name == JUMP else str(PORT)
         values = {"ALICE": self.public("alice"), "BOB": self.public("bob"), "PORT": port, "NAME": name}
-        podman(
+        self.podman(
             *("create", "--name", f"{ROOM}-{name}", "--hostname", name, "--systemd=always", "--shm-size=1g"),
             *("--cap-add=NET_ADMIN", "--cap-add=SYS_ADMIN", "--device=/dev/fuse", "--sysctl=net.ipv4.ip_forward=1"),
             *("--sysctl=net.ipv4.tcp_congestion_control=reno", *networks),
@@ -144,15 +149,14 @@ class Room:
             *(self.jump_image if name == JUMP else self.image, "/bin/sh", "-c"),
             f"{STRIP}\n{PEOPLE}\ncat /root/hosts >> /etc/hosts\nexec /sbin/init",
         )
-        podman("start", f"{ROOM}-{name}")
+        self.podman("start", f"{ROOM}-{name}")
         self.on(name, f"for i in $(seq 300); do ss -Hltn sport = {port} | grep -q . && exit; sleep 0.2; done; exit 1")
 
     def remove(self) -> None:
         for name in (*self.nodes, JUMP):
-            podman("rm", "-f", "-i", "-t", "0", f"{ROOM}-{name}", check=False)
+            self.podman("rm", "-f", "-i", "-t", "0", f"{ROOM}-{name}", check=False)
         for network in NETWORKS:
-            podman("network", "rm", "-f", f"{ROOM}-{network}", check=False)
-        SSH_CONFIG.unlink(missing_ok=True)
+            self.podman("network", "rm", "-f", f"{ROOM}-{network}", check=False)
 
     def hold_apt(self, name: str, seconds: int) -> None:
         """Both locks, as unattended-upgrades holds them."""
@@ -165,7 +169,7 @@ class Room:
 
     def watch_logins(self) -> None:
         """The other admins log in to every machine every second, from the jump host."""
-        podman("cp", str(self.key("bob")), f"{ROOM}-{JUMP}:/root/bob")
+        self.podman("cp", str(self.key("bob")), f"{ROOM}-{JUMP}:/root/bob")
         self.on(JUMP, "chmod 600 /root/bob; mkdir -p /root/probe")
         for name in self.nodes:
             for user in ("bob", "root"):
@@ -185,4 +189,7 @@ class Room:
         """Whether the container behind docker0 connects to an address, through the machine or to the machine."""
         code = f"import socket; socket.create_connection(('{address}', {port}), timeout=3)"
         enter = "nsenter --net=/proc/$(systemctl show -P MainPID docker-guest)/ns/net"
-        return podman("exec", f"{ROOM}-{name}", "sh", "-c", f'{enter} python3 -c "{code}"', check=False).returncode == 0
+        return (
+            self.podman("exec", f"{ROOM}-{name}", "sh", "-c", f'{enter} python3 -c "{code}"', check=False).returncode
+            == 0
+        )

@@ -2,8 +2,10 @@
 
 The tests depend on each other and run in order. metal_room.py makes the machines: a login user of their own, SSH on
 port 2222 behind a jump host, IPv6 for admins, cards with other names on each, Docker-like rules, our user id taken.
-HOSTILE_IMAGE=base takes bare Debian, on which everything must be installed; HOSTILE_LOCK is for how many seconds
-another package manager holds both locks of apt.
+The cluster is deployed from a copy of this checkout in a temporary folder, and from there only.
+
+HOSTILE_IMAGE=base takes bare Debian, on which everything must be installed. HOSTILE_LOCK is for how many seconds
+another package manager holds both locks of apt. HOSTILE_KEEP=1 keeps the machines and the copy, to look at them.
 """
 
 from __future__ import annotations
@@ -13,27 +15,33 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import yaml
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(Path(__file__).resolve().parent), str(ROOT)]
 
-from metal_room import LAN6, NETWORKS, NODES, PORT, Room
+from metal_room import JUMP, LAN6, NETWORKS, NODES, PORT, Room  # noqa: E402
 
+from tests.checkouts import alone  # noqa: E402
+
+BIN = ROOT / ".venv/bin"
+ENV = "hostile"
+# A file manager in the background may hold apt's locks for minutes; the deploy waits.
+LOCK_SECONDS = int(os.environ.get("HOSTILE_LOCK", "120"))
+# Prints the images of the machines and of the jump host, and builds those that are missing.
+IMAGES = """
 from cluster import image
 from cluster.core import config
 from cluster.core.progress import Progress
 from cluster.core.state import State
-
-ROOT = Path(__file__).resolve().parents[2]
-BIN = ROOT / ".venv/bin"
-ENV = "hostile"
-CLUSTER_FILE = ROOT / f"inventories/{ENV}/group_vars/all/cluster.yml"
-# A file manager in the background may hold apt's locks for minutes; the deploy waits.
-LOCK_SECONDS = int(os.environ.get("HOSTILE_LOCK", "120"))
-CLEAN = dict(os.environ)
+state, progress = State("local"), Progress("local", stderr=True)
+state.prepare()
+print(image.ensure(state, config.load("local"), progress), image.ensure_base(state, "bookworm", progress))
+"""
 # Written by dpkg, ldconfig and systemd for the packages that stay.
 GENERATED = (
     "/etc/ld.so.cache",
@@ -54,25 +62,67 @@ LOOKS = {
     "failed or new units": "systemctl list-units --type=service --state=active --no-legend --plain"
     " | awk '{print $1}' | grep -v -e @ -e ^run- -e apt -e ^systemd- | sort",
     "sshd": "sshd -T",
+    "kernel settings": "sysctl net.ipv4.tcp_congestion_control net.ipv4.tcp_rmem net.ipv4.tcp_wmem",
     "queues": "tc qdisc show | grep -v ifb | sort",
     "links": "ip -o link show | awk '{print $2}' | sort",
-    "local": "ls -d /usr/local/*bin/* /opt/* /home/* /var/lib/horovod* 2>/dev/null",
+    "folders": "ls -d /* /usr/local/*bin/* /opt/* /home/* /var/*/horovod* 2>/dev/null",
 }
 MANIFEST = r"""find /etc \( -type f -exec sha256sum {} + \) -o \( -type l -printf '%l  %p\n' \)"""
 
 
-def run(*argv: str | Path, ok: bool = True) -> subprocess.CompletedProcess[str]:
-    words = [str(word) for word in argv]
-    done = subprocess.run(
-        words, cwd=ROOT, capture_output=True, text=True, timeout=3000, env=CLEAN, stdin=subprocess.DEVNULL
-    )
-    if ok:
-        assert done.returncode == 0, f"{words}\n{done.stdout}\n{done.stderr}"
-    return done
+class Controller:
+    """A copy of this checkout. All that `cluster` and `bench` write is in it, and the machines are known only to it."""
 
+    def __init__(self, folder: Path) -> None:
+        self.root = folder / "checkout"
+        listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+        names = subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\0")
+        for name in filter(None, names):
+            if (ROOT / name).exists():
+                (self.root / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(ROOT / name, self.root / name, follow_symlinks=False)
+        (self.root / ".venv").symlink_to(ROOT / ".venv")
+        shutil.copytree(self.root / "inventories/baremetal", self.root / "inventories" / ENV, symlinks=True)
+        self.cluster_file = self.root / f"inventories/{ENV}/group_vars/all/cluster.yml"
+        # The user's own SSH configuration, which knows the jump host.
+        self.ssh_config = folder / "ssh_config"
+        ssh = folder / "bin/ssh"
+        ssh.parent.mkdir()
+        ssh.write_text(f'#!/bin/sh\nexec {shutil.which("ssh")} -F {self.ssh_config} "$@"\n')
+        ssh.chmod(0o755)
+        self.environ = {
+            **os.environ,
+            "PYTHONPATH": str(self.root),
+            "PATH": f"{ssh.parent}:{os.environ['PATH']}",
+            **dict.fromkeys(("ANSIBLE_SFTP_EXTRA_ARGS", "ANSIBLE_SCP_EXTRA_ARGS"), f"-F {self.ssh_config}"),
+        }
 
-def cluster(*words: str, ok: bool = True) -> subprocess.CompletedProcess[str]:
-    return run(BIN / "cluster", "--env", ENV, *words, ok=ok)
+    def run(self, *argv: str | Path, ok: bool = True, answer: str = "") -> subprocess.CompletedProcess[str]:
+        words = [str(word) for word in argv]
+        done = subprocess.run(
+            words, cwd=self.root, capture_output=True, text=True, timeout=3000, env=self.environ, input=answer
+        )
+        if ok:
+            assert done.returncode == 0, f"{words}\n{done.stdout}\n{done.stderr}"
+        return done
+
+    def cluster(self, *words: str, ok: bool = True, answer: str = "") -> subprocess.CompletedProcess[str]:
+        return self.run(BIN / "cluster", "--env", ENV, *words, ok=ok, answer=answer)
+
+    def images(self) -> tuple[str, str]:
+        """Images of the machines and of the jump host."""
+        node, base = self.run(BIN / "python", "-c", IMAGES).stdout.split()[-2:]
+        shutil.rmtree(self.root / ".state/local")
+        given = os.environ.get("HOSTILE_IMAGE", node)
+        return base if given == "base" else given, base
+
+    def change(self, **values: object) -> None:
+        content = yaml.safe_load(self.cluster_file.read_text())
+        content["cluster"] |= values
+        self.cluster_file.write_text(yaml.safe_dump(content))
+
+    def log(self, name: str) -> str:
+        return (self.root / f".state/{ENV}/logs/{name}.log").read_text()
 
 
 def looks(room: Room) -> dict[str, dict[str, str]]:
@@ -85,71 +135,62 @@ def manifest(room: Room, name: str) -> dict[str, str]:
     return {path: content for content, _, path in (line.partition("  ") for line in lines)}
 
 
-def images(state: State) -> tuple[str, str]:
-    """Images of the machines and of the jump host."""
-    progress = Progress(ENV)
-    base = image.ensure_base(state, "bookworm", progress)
-    given = os.environ.get("HOSTILE_IMAGE", "")
-    if given:
-        return base if given == "base" else given, base
-    return image.ensure(state, config.load("local"), progress), base
+@pytest.fixture(scope="module")
+def controller(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Controller]:
+    folder = tmp_path_factory.mktemp("controller")
+    try:
+        with alone(ENV):
+            yield Controller(folder)
+    finally:
+        if not os.environ.get("HOSTILE_KEEP"):
+            shutil.rmtree(folder)
 
 
-def change(**values: object) -> None:
-    content = yaml.safe_load(CLUSTER_FILE.read_text())
-    content["cluster"] |= values
-    CLUSTER_FILE.write_text(yaml.safe_dump(content))
+def configure(controller: Controller, room: Room) -> None:
+    """cluster.yml for the machines, and the jump host in the user's SSH configuration."""
+    jump = f"Host {room.address(JUMP)}\n  IdentityFile {room.key('alice')}\n"
+    controller.ssh_config.write_text(f"{jump}  UserKnownHostsFile {room.known_jump_host}\n")
+    metal = {
+        "user": "alice",
+        "key": str(room.key("alice")),
+        "jump_host": f"alice@{room.address(JUMP)}",
+        "networks": {name: {"subnet": NETWORKS[name]} for name in ("one", "two")},
+        "hosts": [
+            {
+                "name": name,
+                "address": room.address6(name),
+                "fabric_addresses": {network: room.address(name, network) for network in ("one", "two")},
+                "gpus": 0,
+                "gpu_model": "none",
+            }
+            for name in NODES
+        ],
+    }
+    controller.change(
+        name=ENV,
+        nodes=len(NODES),
+        # That of the jump host, whose address podman translates, and no IPv4 network at all.
+        admin_cidrs=[f"{LAN6}/64"],
+        ports={"ssh": PORT, "jupyter": 8888},
+        storage={"backend": "glusterfs", "path": "/shared"},
+        features={},
+        fabrics={name: {"rate_gbps": rate, "shaped": True} for name, rate in (("one", 1), ("two", 0.5))},
+        active_fabric="one",
+        baremetal=metal,
+    )
 
 
 @pytest.fixture(scope="module")
-def room(tmp_path_factory: pytest.TempPathFactory):
-    shutil.rmtree(ROOT / "inventories" / ENV, ignore_errors=True)
-    shutil.rmtree(ROOT / "results" / ENV, ignore_errors=True)
-    shutil.copytree(ROOT / "inventories/baremetal", ROOT / "inventories" / ENV, symlinks=True)
-    state = State(ENV)
-    state.prepare()
-    os.environ.update(state.environment())
-    room = Room(tmp_path_factory.mktemp("room"), *images(state))
+def room(controller: Controller, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Room]:
+    room = Room(tmp_path_factory.mktemp("room"), *controller.images())
     try:
         room.start()
-        metal = {
-            "user": "alice",
-            "key": str(room.key("alice")),
-            "jump_host": f"alice@{room.address('jump')}",
-            "networks": {name: {"subnet": NETWORKS[name]} for name in ("one", "two")},
-            "hosts": [
-                {
-                    "name": name,
-                    "address": room.address6(name),
-                    "fabric_addresses": {network: room.address(name, network) for network in ("one", "two")},
-                    "gpus": 0,
-                    "gpu_model": "none",
-                }
-                for name in NODES
-            ],
-        }
-        change(
-            name=ENV,
-            nodes=len(NODES),
-            # The jump host, and no IPv4 network at all.
-            admin_cidrs=[f"{room.address6('jump')}/128"],
-            ports={"ssh": PORT, "jupyter": 8888},
-            storage={"backend": "glusterfs", "path": "/shared"},
-            features={},
-            fabrics={name: {"rate_gbps": rate, "shaped": True} for name, rate in (("one", 1), ("two", 0.5))},
-            active_fabric="one",
-            baremetal=metal,
-        )
+        configure(controller, room)
         yield room
     finally:
         if not os.environ.get("HOSTILE_KEEP"):
             room.remove()
-            run(BIN / "cluster", "--env", ENV, "destroy", "--yes", ok=False)
-            shutil.rmtree(ROOT / "inventories" / ENV, ignore_errors=True)
-            shutil.rmtree(ROOT / "results" / ENV, ignore_errors=True)
-        for name in os.environ.keys() - CLEAN.keys() - {"PYTEST_CURRENT_TEST"}:
-            del os.environ[name]
-        os.environ.update(CLEAN)
+            controller.cluster("destroy", "--yes", ok=False)
 
 
 @pytest.fixture(scope="module")
@@ -171,31 +212,34 @@ def guests_reach(room: Room) -> bool:
     )
 
 
-def test_host_keys_are_read_through_the_jump_host(room: Room, before: object, etc: object) -> None:
-    done = subprocess.run(
-        [BIN / "cluster", "--env", ENV, "adopt"], cwd=ROOT, capture_output=True, text=True, env=CLEAN, input="yes\n"
-    )
-    assert done.returncode == 0, done.stderr
-    pinned = (ROOT / f"inventories/{ENV}/known_hosts.txt").read_text().splitlines()
+def test_host_keys_are_read_through_the_jump_host(
+    controller: Controller, room: Room, before: object, etc: object
+) -> None:
+    controller.cluster("adopt", answer="yes\n")
+    pinned = (controller.root / f"inventories/{ENV}/known_hosts.txt").read_text().splitlines()
     assert [line.split()[0] for line in pinned] == [f"[{room.address6(name)}]:{PORT}" for name in NODES]
 
 
-def test_plan_changes_nothing(room: Room, before: dict[str, dict[str, str]], etc: dict[str, dict[str, str]]) -> None:
+def test_plan_changes_nothing(
+    controller: Controller, room: Room, before: dict[str, dict[str, str]], etc: dict[str, dict[str, str]]
+) -> None:
     assert guests_reach(room)
-    text = cluster("plan").stdout
-    assert f"ip6 saddr {{ {LAN6}5/128 }}" in text
+    text = controller.cluster("plan").stdout
+    assert f"ip6 saddr {{ {LAN6}/64 }}" in text
     assert "AllowUsers" not in text
     assert looks(room) == before
     assert {name: manifest(room, name) for name in NODES} == etc
 
 
-def test_deploy_waits_for_other_package_managers_and_says_so(room: Room, before: object) -> None:
+def test_deploy_waits_for_other_package_managers_and_says_so(
+    controller: Controller, room: Room, before: object
+) -> None:
     for name in NODES:
         room.hold_apt(name, LOCK_SECONDS)
-    text = cluster("deploy").stdout
+    text = controller.cluster("deploy").stdout
     assert f"{len(NODES)} nodes are up and validated" in text
-    log = (ROOT / f".state/{ENV}/logs/ansible.log").read_text()
-    assert "FAILED - RETRYING: [w1]: Wait until cloud-init and other package managers are done" in log
+    waiting = "FAILED - RETRYING: [w1]: Wait until cloud-init and other package managers are done"
+    assert waiting in controller.log("ansible")
 
 
 def test_training_account_has_the_same_free_id_everywhere(room: Room) -> None:
@@ -232,22 +276,23 @@ RATES = {
 }
 
 
-def test_sweep_measures_both_fabrics_in_one_run(room: Room, tmp_path: Path) -> None:
+def test_sweep_measures_both_fabrics_in_one_run(controller: Controller, room: Room, tmp_path: Path) -> None:
     plan = tmp_path / "both.yml"
     points = {"nodes": [2], "batches": [32], "fabrics": ["one", "two"], "engines": ["horovod-mpi", "horovod-gloo"]}
     plan.write_text(yaml.safe_dump({**points, "seconds": 5}))
-    run(BIN / "bench", "sweep", "--env", ENV, "--plan", plan)
-    trials = [json.loads(line) for line in (ROOT / f"results/{ENV}/both/trials.jsonl").read_text().splitlines()]
+    controller.run(BIN / "bench", "sweep", "--env", ENV, "--plan", plan)
+    file = controller.root / f"results/{ENV}/both/trials.jsonl"
+    trials = [json.loads(line) for line in file.read_text().splitlines()]
     assert [trial["status"] for trial in trials] == ["ok"] * 4, [trial["error"] for trial in trials]
     assert {trial["point"]["fabric"] for trial in trials} == {"one", "two"}
     assert {name: shaped(room, name) for name in NODES} == RATES
 
 
-def test_another_fabric_can_become_active_and_the_first_again(room: Room) -> None:
+def test_another_fabric_can_become_active_and_the_first_again(controller: Controller, room: Room) -> None:
     """Both cards stay alive and keep their rates, and the share stays mounted."""
     for active in ("two", "one"):
-        change(active_fabric=active)
-        result = cluster("deploy")
+        controller.change(active_fabric=active)
+        result = controller.cluster("deploy")
         assert "validated" in result.stdout
         assert {name: shaped(room, name) for name in NODES} == RATES
         for network in ("one", "two"):
@@ -257,16 +302,23 @@ def test_another_fabric_can_become_active_and_the_first_again(room: Room) -> Non
 
 
 def test_release_gives_the_machines_back(
-    room: Room, before: dict[str, dict[str, str]], etc: dict[str, dict[str, str]]
+    controller: Controller, room: Room, before: dict[str, dict[str, str]], etc: dict[str, dict[str, str]]
 ) -> None:
-    text = cluster("release-hosts", "--yes").stdout
+    text = controller.cluster("release-hosts", "--yes").stdout
     after = looks(room)
     stays = [line.partition(":")[2] for line in text.splitlines() if "packages that stay" in line]
     for name in NODES:
         for what in LOOKS:
-            # Services of packages that stay have accounts of their own.
-            if not (stays and what == "accounts"):
+            if what != "accounts":
                 assert after[name][what] == before[name][what], f"{name}: {what}\n{text}"
+        # Services of packages that stay have accounts of their own.
+        lines, known = after[name]["accounts"].splitlines(), before[name]["accounts"].splitlines()
+        assert set(known) <= set(lines)
+        new = sorted({line.partition(":")[0] for line in set(lines) - set(known)})
+        assert stays or not new
+        for account in new:
+            number = room.on(name, f"id -u {account} || getent group {account} | cut -d: -f3")
+            assert int(number) < 1000, f"{name}: {account} stays\n{text}"
         now = manifest(room, name)
         differs = {path for path in now.keys() | etc[name].keys() if now.get(path) != etc[name].get(path)}
         owned = room.on(name, f"dpkg -L {' '.join(stays)}").splitlines() if stays else []
@@ -275,8 +327,8 @@ def test_release_gives_the_machines_back(
     assert guests_reach(room)
 
 
-def test_released_machines_can_be_released_again(room: Room) -> None:
-    assert cluster("release-hosts", "--yes").stdout.count("nothing to undo") == len(NODES)
+def test_released_machines_can_be_released_again(controller: Controller, room: Room) -> None:
+    assert controller.cluster("release-hosts", "--yes").stdout.count("nothing to undo") == len(NODES)
 
 
 def test_other_admins_could_log_in_at_every_moment(room: Room) -> None:
