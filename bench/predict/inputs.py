@@ -84,6 +84,8 @@ class Parameters:
     ps_turns: float = 1.7
     # Traffic inside a node to and from its parameter server, in units of the model's bytes.
     ps_local: float = 2.5
+    # Bandwidth lost where many workers send to one port at once. Measured between four processes on shaped links.
+    incast: float = 0.22
     launch_ms: float = 0.15
     local_launch_ms: float = 0.05
     ring_hop_ms: float = 0.012
