@@ -26,7 +26,7 @@ ELSEWHERE = (
     "only `bench run`, `bench runs` and `bench predict --torch` work on a node; the others on the machine that deployed"
 )
 # Copied from bench/worker/torch_sizes.py.
-TORCH_SIZES = "/usr/local/lib/horovod-cluster/torch_sizes.py"
+TORCH_SIZES = "/usr/local/lib/horovod_torch_sizes.py"
 # RANK and the others, which torchrun gives and horovodrun calls otherwise.
 NAMES = {"RANK": "RANK", "WORLD_SIZE": "SIZE", "LOCAL_RANK": "LOCAL_RANK", "LOCAL_WORLD_SIZE": "LOCAL_SIZE"}
 RENAME = "".join(f"export {name}=${{{name}-$HOROVOD_{own}}}; " for name, own in NAMES.items())

@@ -125,3 +125,22 @@ def test_one_run_at_a_time_uses_the_nodes(
     assert ended.value.code == 2
     here, there = capsys.readouterr().err.splitlines()
     assert "somebody started here" in here and "run 2026-a" in there
+
+
+def test_a_torch_model_is_read_by_the_python_of_the_account(
+    bench: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    program = tmp_path / "sizes.py"
+    program.write_text("import sys; print(sys.argv[1:]); sys.exit(3)\n")
+    monkeypatch.setattr(bench, "TORCH_SIZES", str(program))
+    words = ["--torch", "train:make", "--model-file", "mine.csv"]
+    monkeypatch.setattr("sys.argv", ["bench", "predict", *words])
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/python").symlink_to("/usr/bin/python3")
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    assert bench.main() == 3
+    assert capfd.readouterr().out == f"{words}\n"
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(SystemExit):
+        bench.main()
+    assert "no python with torch" in capfd.readouterr().err
