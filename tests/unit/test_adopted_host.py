@@ -145,3 +145,12 @@ def test_hosts_file_is_restored_to_the_byte(text: str) -> None:
     once = hosts["written"](lines, ["10.1.0.1 head\n", "10.1.0.2 w1\n"])
     assert hosts["written"](once, ["10.1.0.1 head\n", "10.1.0.2 w1\n"]) == once
     assert "".join(hosts["restored"]("".join(once).splitlines(keepends=True))) == text
+
+
+def test_check_shows_a_file_of_an_account_that_the_first_deploy_will_make(tmp_path: Path) -> None:
+    put = constants(ON_NODE / "write_files.py")["put"]
+    entry = {"dest": f"{tmp_path}/key", "content": "k\n", "mode": "0600", "owner": "no-such-account", "group": "root"}
+    assert put(entry, check=True) == (True, None)
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(KeyError):
+        put({**entry, "validate": "", "on_change": []}, check=False)
