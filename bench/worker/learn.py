@@ -1,16 +1,14 @@
 """Train the small network of `bench converge` to a target accuracy, in the time of a larger one.
 
-The mathematics is real. A step takes as long as the emulated device computes, each tensor is sent when that device
-would have the same share of its gradients' bytes, and the link is slower by the ratio of the two networks' bytes.
+The mathematics is real. A step takes as long as the emulated device computes, each piece of the weights is sent when
+that device would have the same share of its gradients' bytes, and the link is slower by the ratio of their bytes.
 """
 
 import copy
 import hashlib
 import socket
 import time
-from bisect import bisect_left
 from collections.abc import Iterator
-from itertools import accumulate
 from typing import Any
 
 import numpy
@@ -26,6 +24,8 @@ from bench.worker.protocol import Gradient, LaunchSpec, LearnDone, LearnSpec, Pr
 
 # All ranks meet after this many measurements of the accuracy, to decide whether the target is reached.
 MEASUREMENTS = 4
+# Each piece of the small network costs this machine a message.
+MOST_PIECES = 24
 
 
 class Images:
@@ -51,31 +51,44 @@ class Images:
             start, order = start + size * batch, order[size * batch :]
 
 
-def ready_times(sizes: list[int], profile: list[Gradient]) -> list[float]:
-    """When each tensor is ready: when the named model has as large a share of its gradients' bytes."""
-    shares = list(accumulate(gradient.elements for gradient in profile))
-    total = sum(sizes)
-    last = len(profile) - 1
-    ends = accumulate(sizes)
-    # Half an element less: shares that are equal in theory may differ in the last digit.
-    return [profile[min(last, bisect_left(shares, (end - 0.5) / total * shares[-1]))].ready for end in ends]
+def cut(elements: int, profile: list[Gradient]) -> list[tuple[int, float]]:
+    """Elements of the small network's pieces and when each is ready: cut in proportion to the model's gradients.
+
+    Neighbours are merged until a piece has its share, so owners, messages and overlap are like those of the model.
+    """
+    total = sum(gradient.elements for gradient in profile)
+    pieces: list[tuple[int, float]] = []
+    seen = filled = start = 0
+    for number, gradient in enumerate(profile, start=1):
+        seen, filled = seen + gradient.elements, filled + gradient.elements
+        end = round(elements * seen / total)
+        if (filled * MOST_PIECES >= total or number == len(profile)) and end > start:
+            pieces.append((end - start, gradient.ready))
+            start, filled = end, 0
+    return pieces
 
 
 class Trainer:
     def __init__(self, engine: Any, run: LearnSpec, images: Images, profile: list[Gradient]) -> None:
         self.engine, self.run, self.images = engine, run, images
         self.model = small_network.make(images.pixels, images.classes, run.seed)
-        backward = list(reversed(list(self.model.parameters())))
-        self.weights = {f"learn.{number}": parameter for number, parameter in enumerate(backward)}
-        self.momentum = [torch.zeros_like(parameter) for parameter in backward]
-        self.ready = ready_times([parameter.numel() for parameter in backward], profile)
+        # One vector in the order of backward, of which parameters and pieces are views.
+        self.backward = list(reversed(list(self.model.parameters())))
+        self.flat = torch.cat([parameter.data.flatten() for parameter in self.backward])
+        for parameter, part in zip(self.backward, self.split(self.flat), strict=True):
+            parameter.data = part.view_as(parameter)
+        self.momentum = torch.zeros_like(self.flat)
+        pieces = cut(self.flat.numel(), profile)
+        self.sizes, self.ready = [size for size, _ in pieces], [ready for _, ready in pieces]
+        self.names = [f"learn.{number}" for number in range(len(pieces))]
         self.batches = images.batches(run.seed, engine.rank, engine.size, run.batch)
         self.steps = self.overruns = 0
         if engine.holds_weights:
-            adopted = {name: parameter.data for name, parameter in self.weights.items()}
-            engine.adopt(adopted, run.period, run.moving_rate, run.scale)
-            for name, parameter in self.weights.items():
-                parameter.data = adopted[name]
+            weights = dict(zip(self.names, self.flat.split(self.sizes), strict=True))
+            engine.adopt(weights, run.period, run.moving_rate, run.scale)
+
+    def split(self, flat: torch.Tensor) -> list[torch.Tensor]:
+        return list(flat.split([parameter.numel() for parameter in self.backward]))
 
     @property
     def samples(self) -> int:
@@ -90,41 +103,36 @@ class Trainer:
         self.engine.begin(self.run.scale)
         chosen = next(self.batches)
         loss = nn.functional.cross_entropy(self.model(self.images.x[chosen]), self.images.y[chosen])
-        gradients = list(torch.autograd.grad(loss, list(self.weights.values())))
+        gradients = torch.autograd.grad(loss, self.backward)
+        total, rate = torch.cat([gradient.flatten() for gradient in gradients]), self.rate()
+        if self.engine.holds_weights:
+            total = self.momentum.mul_(weight_devices.MOMENTUM).add_(total) * -rate
         self.overruns += time.perf_counter() - start > self.run.compute_s
         forward = self.run.compute_s * FORWARD_SHARE
-        rate, tensors = self.rate(), []
-        for name, gradient, momentum, ready in zip(self.weights, gradients, self.momentum, self.ready, strict=True):
-            if self.engine.holds_weights:
-                tensor = momentum.mul_(weight_devices.MOMENTUM).add_(gradient) * -rate
-            else:
-                tensor = gradient.contiguous()
-            tensors.append(tensor)
+        for name, piece, ready in zip(self.names, total.split(self.sizes), self.ready, strict=True):
             sleep_until(start + forward + ready * (self.run.compute_s - forward))
-            self.engine.submit(name, tensor)
+            self.engine.submit(name, piece)
         sleep_until(start + self.run.compute_s)
         self.engine.wait()
         if not self.engine.holds_weights:
-            for parameter, momentum, total in zip(self.weights.values(), self.momentum, tensors, strict=True):
-                momentum.mul_(weight_devices.MOMENTUM).add_(total, alpha=1 / self.engine.size)
-                parameter.data.sub_(momentum, alpha=rate)
+            self.momentum.mul_(weight_devices.MOMENTUM).add_(total, alpha=1 / self.engine.size)
+            self.flat.sub_(self.momentum, alpha=rate)
         self.steps += 1
 
-    def snapshot(self) -> dict[str, torch.Tensor]:
-        now = self.engine.average() if self.engine.holds_weights else self.weights
-        return {name: weight.detach().clone() for name, weight in now.items()}
+    def snapshot(self) -> torch.Tensor:
+        return torch.cat(list(self.engine.average().values())) if self.engine.holds_weights else self.flat.clone()
 
-    def accuracy(self, weights: dict[str, torch.Tensor]) -> float:
+    def accuracy(self, flat: torch.Tensor) -> float:
         judged = copy.deepcopy(self.model)
         with torch.no_grad():
-            for parameter, weight in zip(reversed(list(judged.parameters())), weights.values(), strict=True):
-                parameter.copy_(weight)
+            for parameter, part in zip(reversed(list(judged.parameters())), self.split(flat), strict=True):
+                parameter.copy_(part.view_as(parameter))
             found = judged(self.images.test_x).argmax(1)
         return float((found == self.images.test_y).float().mean())
 
 
-def digest(weights: dict[str, torch.Tensor]) -> str:
-    return hashlib.sha256(b"".join(weight.numpy().tobytes() for weight in weights.values())).hexdigest()[:16]
+def digest(flat: torch.Tensor) -> str:
+    return hashlib.sha256(flat.numpy().tobytes()).hexdigest()[:16]
 
 
 def learn(engine: Engine, run: LearnSpec, images: Images, profile: list[Gradient]) -> None:
@@ -134,7 +142,7 @@ def learn(engine: Engine, run: LearnSpec, images: Images, profile: list[Gradient
     samples: list[int] = []
     accuracy: list[float] = []
     clock = 0.0
-    last: dict[str, torch.Tensor] = {}
+    last = trainer.flat
     engine.barrier()
     before = counters.sent_bytes()
     while True:
@@ -150,7 +158,7 @@ def learn(engine: Engine, run: LearnSpec, images: Images, profile: list[Gradient
         if engine.rank == 0:
             seconds += [moment for moment, _, _ in taken]
             samples += [count for _, count, _ in taken]
-            accuracy += [trainer.accuracy(weights) for _, _, weights in taken]
+            accuracy += [trainer.accuracy(flat) for _, _, flat in taken]
             last = taken[-1][2]
             emit(Progress(run.id, trainer.samples / clock))
         ended = bool(accuracy) and (max(accuracy) >= run.target or trainer.samples >= run.max_samples)
@@ -169,7 +177,7 @@ def learn(engine: Engine, run: LearnSpec, images: Images, profile: list[Gradient
                 samples=samples,
                 accuracy=accuracy,
                 steps=trainer.steps,
-                elements=sum(weight.numel() for weight in last.values()),
+                elements=last.numel(),
                 sent={node: bytes_sent for node, bytes_sent, _, _ in reports},
                 staleness=merged([counts for *_, counts in reports]),
                 overrun=sum(overruns for _, _, overruns, _ in reports) / trainer.steps / len(reports),
