@@ -86,12 +86,13 @@ def measured(args: argparse.Namespace, plan: Plan, contract: Contract) -> int:
     folder = store.RESULTS / args.env / "converge" / f"{begin:%Y%m%d-%H%M%S}"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "result.json").write_text(json.dumps(result, indent=1))
-    (folder / "report.md").write_text(report.markdown_page(result))
+    markdown = report.markdown_page(result)
+    (folder / "report.md").write_text(markdown)
     (folder / "report.html").write_text(report.page(result))
     if args.json:
         print(json.dumps(result, indent=1))
     else:
-        console.print((folder / "report.md").read_text(), markup=False)
+        console.print(markdown, markup=False)
         console.print(f"saved in {folder}", markup=False)
     complete = all(len(row["runs"]) == plan.seeds for row in rows)
     return 0 if complete else 1

@@ -38,8 +38,8 @@ def append(folder: Path, one: Measured) -> None:
 def read(folder: Path) -> list[Measured]:
     """What an earlier measurement wrote, so that another one can go on."""
     file = folder / RECORDS
-    rows = [json.loads(line) for line in files.text(file).splitlines()] if file.exists() else []
-    return [Measured(**{**row, "recovery": Recovery(**row["recovery"])}) for row in rows]
+    lines = files.text(file).splitlines() if file.exists() else []
+    return [files.answer(line, str(file), Measured) for line in lines]
 
 
 def cells(name: str, found: list[Recovery]) -> list[str]:
