@@ -25,7 +25,7 @@ WITHOUT_CLUSTER = "predict|plan|report|explain|compare|export|timeline"
 ELSEWHERE = ("--by-source", "--torch", "--help", "--example", "RUN RUN RUN")
 # What a page calls a run, a trial and a file, and two runs to compare.
 PLACES = {"RUN": "results/local/one", "ID": "", "A": "results/local/one", "B": "results/local/latest", "FILE": "t.json"}
-NAMED_RUNS = ("local/one", "virtualwall/virtualwall", "gpulab/gpulab-1xN", "gpulab/gpulab-Nx1")
+NAMED_RUNS = ("local/one", "virtualwall/virtualwall", "gpulab/gpulab-1xN", "gpulab/gpulab-Nx1", "k8s/scaling")
 
 
 def help_texts() -> list[str]:
