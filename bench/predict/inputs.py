@@ -86,6 +86,8 @@ class Parameters:
     ps_local: float = 2.5
     # Bandwidth lost where many workers send to one port at once. Measured between four processes on shaped links.
     incast: float = 0.22
+    # A server with a barrier answers when all workers have sent: time lost on the way, as a share. Measured likewise.
+    server_wait: float = 0.15
     launch_ms: float = 0.15
     local_launch_ms: float = 0.05
     ring_hop_ms: float = 0.012

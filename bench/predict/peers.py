@@ -45,7 +45,8 @@ def served(setup: Setup, parameters: Parameters, times: Sequence[float], sizes: 
         return Exchange(drained(times, [share * size for size in sizes], 1 / (within.gbytes * 1e6)), 0.0, within.limit)
     link = outside(setup, parameters)
     # Two nodes have one flow in each direction.
-    per_byte = (1 + parameters.incast * (1 - 1 / (setup.nodes - 1))) / (link.gbytes * 1e6)
+    lost = (1 + parameters.incast * (1 - 1 / (setup.nodes - 1))) * (1 + parameters.server_wait * (setup.engine == "ps"))
+    per_byte = lost / (link.gbytes * 1e6)
     # The ranks of a node share its port. What they send each other does not use it.
     own_node = [owner // g for owner in owners(tuple(sizes), ranks)]
     far = ranks - g

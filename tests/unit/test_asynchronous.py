@@ -170,7 +170,8 @@ def test_prediction_of_an_exchange_follows_its_bytes():
     seconds = models.get("resnet50").gradient_bytes * 8 / 0.96e9 * (1 + DEFAULTS.incast * 2 / 3)
     for engine in ("ps", "ps-async"):
         # 2 (n - 1) / n of the bytes, of which forward hides nothing and backward all it can.
-        assert step_of(engine).total == pytest.approx(100 + 1.5 * seconds * 1000, rel=0.06)
+        lost = 1 + DEFAULTS.server_wait if engine == "ps" else 1
+        assert step_of(engine).total == pytest.approx(100 + 1.5 * lost * seconds * 1000, rel=0.06)
     # A quarter of it in each step, after backward.
     assert step_of("easgd").total == pytest.approx(300 + 1.5 * seconds * 1000 / 4, rel=0.06)
     assert step_of("easgd", period=1).exposed == pytest.approx(4 * step_of("easgd").exposed)
