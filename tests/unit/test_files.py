@@ -118,7 +118,7 @@ ALLOWED = {
     *("cluster/providers/gpulab/cli.py", "cluster/providers/gpulab/deployment.py", "cluster/providers/local/node.py"),
     *("cluster/core/process.py", "cluster/core/progress.py", "cluster/environment.py"),
     *("bench/elastic/command.py", "bench/elastic/trace.py", "cluster/providers/baremetal/guest.py"),
-    "cluster/providers/virtualwall/experiment.py",
+    *("cluster/providers/slurm/deployment.py", "cluster/providers/virtualwall/experiment.py"),
 }
 
 

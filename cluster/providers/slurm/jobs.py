@@ -12,7 +12,7 @@ from pathlib import Path
 
 from bench.worker import slurm_queue
 from bench.worker.protocol import Allocation, emit
-from cluster.core import worker_files
+from cluster.core import files, worker_files
 from cluster.core.errors import InfraError, UserError
 from cluster.core.slurm_section import Slurm
 from cluster.providers.ledger import Ledger
@@ -78,7 +78,7 @@ class Jobs:
         path = f"{self.section.folder}/{MARKER}"
         words = ["sh", "-c", 'if [ -e "$1" ]; then cat "$2" || echo foreign; fi', "sh", self.section.folder, path]
         found = self.login.text(words).strip()
-        if found and not (self.marker.exists() and found == self.marker.read_text()):
+        if found and not (self.marker.exists() and found == files.text(self.marker)):
             raise UserError(
                 f"cluster.slurm.folder: {self.section.folder} exists and is not this environment's; name a new folder"
             )
@@ -199,5 +199,5 @@ class Jobs:
             return
         remove = 'if [ "$(cat "$2" 2> /dev/null)" = "$3" ]; then rm -rf "$1"; fi'
         path = f"{self.section.folder}/{MARKER}"
-        self.login.text(["sh", "-c", remove, "sh", self.section.folder, path, self.marker.read_text()])
+        self.login.text(["sh", "-c", remove, "sh", self.section.folder, path, files.text(self.marker)])
         self.marker.unlink()
