@@ -11,6 +11,8 @@ from typing import Any
 from bench.results.dimensions import ENGINE_NAMES
 
 Row = dict[str, Any]
+# Of an emulated step from the predicted one.
+STEP_TOLERANCE = 0.25
 
 
 @dataclass(frozen=True)
@@ -147,6 +149,11 @@ def large_batches(rows: list[Row]) -> list[str]:
     return said
 
 
+def step_ms(row: Row) -> float:
+    """Median over the trainings; 0 without any."""
+    return statistics.median(run["step_ms"] for run in row["runs"]) if row["runs"] else 0.0
+
+
 def staleness(row: Row) -> tuple[float, int] | None:
     """Mean and largest of all updates of a row."""
     counts: dict[int, int] = {}
@@ -182,6 +189,10 @@ def same_results(rows: list[Row]) -> list[str]:
 def problems(rows: list[Row]) -> list[str]:
     said = []
     for row in rows:
+        found, wanted = step_ms(row), row["predicted_step_ms"]
+        if found and abs(found / wanted - 1) > STEP_TOLERANCE:
+            text = f"a step took {found:.0f} ms, predicted are {wanted:.0f}: its times are not those of the named model"
+            said.append(f"{name(row)}, {row['fabric']}, {row['nodes']} nodes, batch {row['batch']}: {text}")
         for run in row["runs"]:
             where = f"{name(row)}, {row['fabric']}, {row['nodes']} nodes, batch {row['batch']}, seed {run['seed']}"
             if run["overrun"] > 0.05:

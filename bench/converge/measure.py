@@ -15,6 +15,8 @@ from bench.converge import dataset
 from bench.converge import plan as plans
 from bench.converge.plan import Curve, Plan
 from bench.plan import unfold
+from bench.predict.inputs import Setup
+from bench.predict.step import step_ms
 from bench.results.trial import Point
 from bench.sweep import transport
 from bench.worker.protocol import Gradient, LaunchSpec, LearnDone, LearnSpec, Spec
@@ -109,10 +111,27 @@ def row(plan: Plan, contract: Contract, curve: Curve, sender: Sender, done: dict
         "scale": specs[0].scale,
         "speed": specs[0].speed,
         "compute_ms": plans.compute_ms(plan, curve.batch),
+        "predicted_step_ms": predicted_step_ms(plan, curve),
         "learning_rate": specs[0].learning_rate,
         "period": specs[0].period,
         "runs": [training(plan, curve, sender, spec, done[spec.id], interface) for spec in specs if spec.id in done],
     }
+
+
+def predicted_step_ms(plan: Plan, curve: Curve) -> float:
+    """Of the named model on the emulated cluster: what the emulated step should take."""
+    setup = Setup(
+        model=plan.model,
+        batch=curve.batch,
+        single_step_ms=plans.compute_ms(plan, curve.batch),
+        gpus=curve.nodes,
+        gpus_per_node=1,
+        rate_gbps=curve.rate_gbps,
+        engine=curve.engine,
+        placement="nodes" if curve.engine == "ps" else "even",
+        period=plans.period(plan, curve.engine),
+    )
+    return step_ms(setup)
 
 
 def training(

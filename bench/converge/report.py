@@ -16,7 +16,7 @@ TEMPLATES = jinja2.Environment(
 )
 HEAD = (
     *("engine", "fabric", "nodes", "batch", "learning rate", "s to target (95%)", "samples to target (95%)"),
-    *("step ms", "staleness: mean, largest", "bytes sent / expected"),
+    *("step ms (predicted)", "staleness: mean, largest", "bytes sent / expected"),
 )
 
 
@@ -48,7 +48,7 @@ def table(rows: list[dict[str, Any]]) -> list[list[str]]:
                     f"{row['learning_rate']:.3g}",
                 ),
                 *(str(time or none), str(samples or none)),
-                f"{sum(run['step_ms'] for run in row['runs']) / max(1, len(row['runs'])):.0f}",
+                f"{analysis.step_ms(row):.0f} ({row['predicted_step_ms']:.0f})",
                 f"{stale[0]:.1f}, {stale[1]}" if stale else "-",
                 f"{sum(run['sent_bytes'] for run in row['runs']) / expected:.2f}" if expected else "-",
             ]

@@ -107,7 +107,7 @@ def row(engine="horovod", times=(10.0, 11.0, 12.0), batch=64, samples=(1000, 110
         }
         for seed, time, count, digest in zip((1, 2, 3), times, samples, digests, strict=True)
     ]
-    fixed = {"nodes": 4, "scale": 350.0, "speed": 7.0, "learning_rate": 0.1, "period": 1}
+    fixed = {"nodes": 4, "scale": 350.0, "speed": 7.0, "learning_rate": 0.1, "period": 1, "predicted_step_ms": 100.0}
     return {"engine": engine, "fabric": fabric, "batch": batch, **fixed, "runs": runs}
 
 
@@ -176,3 +176,12 @@ def test_volume_of_a_training_is_compared_with_what_its_engine_needs(tmp_path):
     done = LearnDone(spec.id, [1.0], [100], [0.9], 10, elements, sent, {}, 0.0, "x")
     assert measure.training(plan, curve, sender, spec, done, "eth")["proved"]
     assert not measure.training(plan, curve, sender, spec, done, "other")["proved"]
+
+
+def test_a_step_far_from_the_predicted_one_is_a_problem(tmp_path):
+    assert analysis.problems([row()]) == []
+    (said,) = analysis.problems([row() | {"predicted_step_ms": 60.0}])
+    assert "a step took 100 ms, predicted are 60" in said
+    plan = load(tmp_path, engines=["horovod", "easgd"])
+    predicted = {curve.engine: measure.predicted_step_ms(plan, curve) for curve in plans.curves(plan, CLUSTER)}
+    assert all(step >= plans.compute_ms(plan, plan.batch) for step in predicted.values())
