@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from bench.run import nodes
 from cluster.core import ssh
 from cluster.core.contract import Contract
 from cluster.core.errors import InfraError
 from cluster.providers.local import machine
-from cluster.providers.local.provider import podman_settings
 
 # The brackets keep pkill from finding the shell that runs it.
 SCRIPT = "[i]magenet_elastic"
@@ -23,9 +24,10 @@ class Target:
     node: str
 
     def podman(self, *words: str) -> None:
-        # With our settings: podman's default backend may not know the networks, and a node would not start.
-        with podman_settings() as settings:
-            machine.podman(*words, f"{self.contract.name}-{self.node}", env=settings)
+        # With the cluster's settings, which podman reads again when it restarts a node. By default it may not know the
+        # networks.
+        settings = {**os.environ, "CONTAINERS_CONF": str(Path(self.contract.login.key).with_name("containers.conf"))}
+        machine.podman(*words, f"{self.contract.name}-{self.node}", env=settings)
 
     def shell(self, node: str, command: str) -> None:
         done = ssh.gather({node: ssh.as_training_account(self.contract, node, ["sh", "-c", command])})[node]

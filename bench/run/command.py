@@ -87,8 +87,9 @@ def run(args: argparse.Namespace) -> int:
                 raise
             kept = f"the cluster is kept, because the outputs are not here: `make destroy ENV={env}` ends the bill"
             raise InfraError(f"{error}; {kept}") from None
-        if args.then == "destroy":
-            lifecycle.destroy(env, yes=True)
+    # Outside: it takes the lock itself.
+    if args.then == "destroy":
+        lifecycle.destroy(env, yes=True)
     return code
 
 
