@@ -50,23 +50,25 @@ def build_id(**changes: str) -> str:
     tasks = yaml.safe_load((ROOT / "roles/horovod/tasks/install.yml").read_text())
     (task,) = [task for task in tasks if task["name"].startswith("Derive the build id")]
     values = {"horovod_device": "cpu", "horovod_torch_version": "2.13.0", "horovod_arch_flags": "", "lock": "a"}
-    values |= {"toolchain": "python3 3.11.2", **changes}
+    values |= {"toolchain": "python3 3.11.2", "edits": "one", "role_path": "/roles/horovod", **changes}
     environment = jinja2.Environment(undefined=jinja2.StrictUndefined)  # noqa: S701 (no HTML)
     environment.filters["hash"] = lambda text, kind: hashlib.new(kind, text.encode()).hexdigest()
     variables = {**values, "horovod_toolchain": {"stdout": values["toolchain"]}, "horovod_lock": "nodes.lock"}
-    variables["lookup"] = lambda plugin, path: values["lock"]
-    for name in ("horovod_cuda_build", "horovod_versions"):
+    texts = {"nodes.lock": values["lock"], "/roles/horovod/tasks/compile.yml": values["edits"]}
+    variables["lookup"] = lambda plugin, path: texts[path]
+    for name in ("horovod_cuda_build", "horovod_edits", "horovod_versions"):
         variables[name] = environment.from_string(task["vars"][name]).render(variables)
     return environment.from_string(task["ansible.builtin.set_fact"]["horovod_build"]).render(variables)
 
 
-def test_wheel_is_compiled_again_for_another_cpu_level_python_torch_or_cuda_lock():
+def test_wheel_is_compiled_again_for_another_cpu_level_python_torch_cuda_lock_or_edit_of_the_source():
     builds = [
         build_id(),
         build_id(horovod_arch_flags="-march=x86-64-v2"),
         build_id(horovod_arch_flags="-march=x86-64-v3"),
         build_id(toolchain="python3 3.13.5"),
         build_id(horovod_torch_version="2.7.1"),
+        build_id(edits="another"),
         build_id(horovod_device="cuda"),
         build_id(horovod_device="cuda", lock="b"),
     ]
