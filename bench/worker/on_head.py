@@ -20,6 +20,8 @@ from typing import IO, NoReturn
 
 SETTINGS = Path("/etc/horovod-cluster")
 RUNTIME = Path("/run")
+# What a sweep or bench comm runs here (bench/worker/supervise.py).
+SUPERVISOR = "^python3 /[^ ]+ supervise "
 # Ctrl-C, kill and a closed terminal.
 ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 ELSEWHERE = (
@@ -47,7 +49,7 @@ def take(hostfile: Path) -> IO[str]:
     for folder in RUNTIME.glob("run-*-launch"):
         name = folder.name.removeprefix("run-").removesuffix("-launch")
         refuse(f"the nodes are in use by run {name}; wait, or cancel it on the machine that started it")
-    if subprocess.run(["pgrep", "-f", "^python3 /[^ ]+ supervise "], capture_output=True).stdout:
+    if subprocess.run(["pgrep", "-f", SUPERVISOR], capture_output=True).stdout:
         refuse("the nodes are in use by a measurement of the machine that deployed; wait until it ends")
     return handle
 

@@ -27,6 +27,8 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleTyp
     (tmp_path / "share/mine").mkdir(parents=True)
     monkeypatch.setattr(module, "SETTINGS", tmp_path / "etc")
     monkeypatch.setattr(module, "RUNTIME", tmp_path)
+    # Local clusters of this machine may measure meanwhile.
+    monkeypatch.setattr(module, "SUPERVISOR", f"{tmp_path}/worker supervise")
     monkeypatch.setattr(module, "cleared", [], raising=False)
     monkeypatch.setattr(module, "clear", lambda name, names: module.cleared.append(tuple(names)))
     monkeypatch.chdir(tmp_path / "share/mine")
@@ -118,13 +120,18 @@ def test_one_run_at_a_time_uses_the_nodes(
         with pytest.raises(SystemExit):
             bench.take(hostfile)
     assert subprocess.run(ask, check=False).returncode == 0
+    words = ["python3", "-c", "import time; time.sleep(60)", f"{tmp_path}/worker", "supervise"]
+    with subprocess.Popen(words) as sweep:
+        with pytest.raises(SystemExit):
+            bench.take(hostfile)
+        sweep.kill()
     # A run that the controller started.
     (tmp_path / "run-2026-a-launch").mkdir()
     with pytest.raises(SystemExit) as ended:
         bench.take(hostfile)
     assert ended.value.code == 2
-    here, there = capsys.readouterr().err.splitlines()
-    assert "somebody started here" in here and "run 2026-a" in there
+    here, measured, there = capsys.readouterr().err.splitlines()
+    assert "somebody started here" in here and "a measurement" in measured and "run 2026-a" in there
 
 
 def test_a_torch_model_is_read_by_the_python_of_the_account(
