@@ -41,11 +41,11 @@ class Plan(Section):
     )
     batch: Batch = Field(default=64, description="images per rank and step")
     large_batches: Annotated[list[Batch], Unique] = Field(
-        default=[16, 128, 256], description="further batches for the first engine, on the last fabric and most nodes"
+        default=[16, 128], description="further batches for the first engine, on the last fabric and most nodes"
     )
     seeds: Annotated[int, Field(ge=1, le=20)] = Field(default=3, description="trainings of each curve")
     target: Annotated[float, Field(gt=0, lt=1)] = Field(default=0.85, description="accuracy on the held-out images")
-    max_samples: Count = Field(default=40_000, description="end of a training that does not reach the target")
+    max_samples: Count = Field(default=32_000, description="end of a training that does not reach the target")
     classes: Annotated[int, Field(ge=2, le=200)] = Field(default=10, description="classes of the stand-in images")
     images: Annotated[int, Field(ge=256, le=100_000)] = Field(default=8192, description="images to train on")
     model: str = Field(default="resnet50", description="model whose compute time and gradients are emulated")
