@@ -21,6 +21,8 @@ LOOK = (
     # Ubuntu 24.04 starts ssh.service at the first login; until then only ssh.socket is active.
     f"for unit in {' '.join(UNITS)}; do systemctl is-active -q $unit $unit.socket || "
     'echo "problem $unit is not active"; done; '
+    "for pair in node:munge node:slurmd head:slurmctld; do ! test -e /etc/horovod-cluster/slurm-${pair%:*} || "
+    'systemctl is-active -q ${pair#*:} || echo "problem ${pair#*:} is not active"; done; '
     f"test -x {VENV}/bin/horovodrun || echo 'problem Horovod is missing in {VENV}'; "
     "sudo -n /usr/local/sbin/fabric-rate show"
 )

@@ -6,6 +6,7 @@ import os
 import statistics
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from subprocess import PIPE, Popen, TimeoutExpired
@@ -16,10 +17,10 @@ from typing_extensions import TypedDict
 
 from bench.comm import nccl_tests
 from bench.plan import scale_model
-from bench.sweep.executors import SshExecutor
+from bench.sweep import executors
 from bench.sweep.launch import Launch
 from bench.worker import protocol, step_statistics
-from bench.worker.protocol import CaseDone, CaseSpec, Event, Failed, LaunchSpec, Spec, Started, WarmUp
+from bench.worker.protocol import Allocation, CaseDone, CaseSpec, Event, Failed, LaunchSpec, Spec, Started, WarmUp
 from cluster import tuning
 from cluster.core import files, ssh, worker_files
 from cluster.core.contract import Contract
@@ -111,7 +112,7 @@ class Communication:
         shaped = contract.fabrics[contract.active_fabric].shaped
         self.scale = (factor or scale_model.factor(count, self.rate)) if shaped else 1.0
         self.rate_mbit = self.rate * 1000 / self.scale if shaped else None
-        self.executor = SshExecutor(contract)
+        self.executor = executors.on_nodes(contract)
         worker_files.install(contract, self.names)
 
     def events(self, launch: Launch, limit: float) -> list[Event]:
@@ -127,10 +128,14 @@ class Communication:
         where = f"{launch.engine} on {len(launch.hosts)} nodes"
         self.progress.now("launch", f"{where}: starting")
         out, err = Lines(process.stdout, partial(self.show, where)), Lines(process.stderr)
+        self.deadline, self.limit = time.monotonic() + limit, limit
         try:
-            process.wait(timeout=limit)
-        except TimeoutExpired:
-            raise InfraError(f"{where}: timeout after {limit:.0f} s") from None
+            # The queue of a scheduler moves the deadline.
+            while process.poll() is None:
+                if time.monotonic() > self.deadline:
+                    raise InfraError(f"{where}: timeout after {limit:.0f} s")
+                with suppress(TimeoutExpired):
+                    process.wait(timeout=1)
         finally:
             os.close(write_end)
             try:
@@ -148,6 +153,9 @@ class Communication:
     def show(self, where: str, line: str) -> None:
         """Show the event of the worker that a line holds, if any."""
         match protocol.parse(line):
+            case Allocation(job, state, reason):
+                self.deadline = time.monotonic() + self.limit
+                self.progress.now("launch", f"{where}: job {job} is {state} {reason}".rstrip())
             case Started(size):
                 self.progress.now("launch", f"{where}: {size} processes started")
             case CaseDone(identifier):

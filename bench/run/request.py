@@ -124,6 +124,10 @@ def make(args: argparse.Namespace, contract: Contract, variables: dict[str, str]
     if not folder.is_dir():
         raise UserError(f"--folder {args.folder}: no such folder")
     source.check_words(folder, words)
+    if contract.executor == "slurm" and (args.min_nodes or args.max_nodes):
+        raise UserError(
+            "--min-nodes: a Slurm job cannot change its nodes; leave it out, or use a cluster without Slurm"
+        )
     names = contract.compute
     nodes = elastic.chosen(args, len(names))
     count = args.nodes or len(names)
@@ -195,10 +199,10 @@ def launch(
     )
 
 
-def argv(request: Request, launch: Launch, hosts_file: str | None = None) -> list[str]:
+def argv(request: Request, contract: Contract, launch: Launch, hosts_file: str | None = None) -> list[str]:
     """The command on the head. Without the file, which lives as long as a run, the launcher takes nodes as they are."""
     if not request.elastic:
-        return launchers.argv(launch)
+        return launchers.salloc(launch) if contract.executor == "slurm" else launchers.argv(launch)
     launcher = elastic.torchrun if launch.torchrun else elastic.horovodrun
     return launcher(launch, request.elastic, hosts_file)
 
@@ -221,7 +225,7 @@ def record(request: Request, contract: Contract, tuned: dict[str, Tuning], venv:
     for hosts in request.groups():
         # The rank's command is inside the container; what starts it is not.
         one = replace(launch(request, contract, tuned, hosts, rank), container=None)
-        groups.append({"hosts": list(hosts), "argv": argv(request, one, elastic.hosts_file(request.id))})
+        groups.append({"hosts": list(hosts), "argv": argv(request, contract, one, elastic.hosts_file(request.id))})
     return {
         "id": request.id,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -251,6 +255,6 @@ def printed(request: Request, contract: Contract, tuned: dict[str, Tuning]) -> l
     lines = []
     for point, hosts in zip(request.points(), itertools.cycle(request.groups()), strict=False):
         words = [*(["env", *hidden] if hidden else []), *point["words"]]
-        lines.append(shlex.join(argv(request, launch(request, contract, tuned, hosts, words))))
+        lines.append(shlex.join(argv(request, contract, launch(request, contract, tuned, hosts, words))))
     # shlex quotes the stars.
     return [re.sub(r"'(\w+=\*\*\*)'", r"\1", line) for line in lines]

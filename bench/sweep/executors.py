@@ -1,4 +1,4 @@
-"""Executors run a launch: on nodes over SSH, or as jobs on GPULab or Slurm. Its command prints the output.
+"""Executors run a launch: on nodes over SSH, through Slurm, or as jobs on GPULab. Its command prints the output.
 
 The contract's `executor` names the one of a cluster.
 """
@@ -86,6 +86,16 @@ class SshExecutor:
     def foreign(self, launch: Launch, senders: bool = False) -> list[str]:
         """Which other work runs on the launch's nodes, or only which uses the fabric; one text per node."""
         return foreign.find(self.contract, launch.hosts, launch.run, senders)
+
+
+class SlurmExecutor(SshExecutor):
+    """Starts each launch in an allocation of Slurm. The worker and the rate still come over SSH."""
+
+    has_queue = True
+
+    def argv(self, launch: Launch) -> list[str]:
+        words = ["python3", worker_files.folder(), "slurm_launch", *launchers.salloc(launch)]
+        return ssh.as_training_account(self.contract, self.contract.head, words)
 
 
 class GpulabExecutor:
@@ -221,10 +231,17 @@ def with_interface(contract: Contract, interface: str) -> Contract:
     return contract.model_copy(update={"fabrics": fabrics})
 
 
+def on_nodes(contract: Contract) -> SshExecutor:
+    """For measurements that log in to nodes."""
+    return SlurmExecutor(contract) if contract.executor == "slurm" else SshExecutor(contract)
+
+
 def make(contract: Contract, env: str) -> Executor:
     if contract.executor == "gpulab":
         return GpulabExecutor(contract, env)
-    return SlurmJobExecutor(contract, env) if contract.executor == "slurm" else SshExecutor(contract)
+    if contract.executor == "slurm" and contract.ssh is None:
+        return SlurmJobExecutor(contract, env)
+    return on_nodes(contract)
 
 
 def size(contract: Contract, cluster: Cluster) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from bench.sweep import nccl_log
 from bench.worker import fabric
@@ -55,6 +55,7 @@ class Launch:
     cuda: bool = False
     container: str | None = None
     torchrun: bool = False
+    slurm: bool = False  # inside an allocation of Slurm
     timeline: str | None = None
     name: str = ""  # what a later sweep of the same run calls the same launch
     volumes: tuple[str, ...] = (f"{worker_files.ON_NODE}:{worker_files.ON_NODE}:ro",)  # of the container
@@ -154,6 +155,26 @@ def horovodrun(launch: Launch) -> list[str]:
     return [*start, "--network-interfaces", launch.interface, *launch.command]
 
 
+def srun(launch: Launch) -> list[str]:
+    """Gloo without horovodrun, which starts ranks by SSH: outside the job, and so outside Slurm's control."""
+    values = [f"{name}={value}" for name, value in launch.environment.items()]
+    return [
+        *("srun", f"--ntasks={launch.processes}", f"--ntasks-per-node={launch.slots}", "--overcommit"),
+        *("--cpu-bind=none", "--mpi=none", "--kill-on-bad-exit=1"),
+        *("env", *values, PYTHON, worker_files.folder(), "slurm_rank", *launch.command),
+    ]
+
+
+def salloc(launch: Launch) -> list[str]:
+    """The launch inside an allocation: whole nodes, so that nobody else disturbs a measurement."""
+    gpus = [f"--gpus-per-node={launch.slots}"] if launch.cuda else []
+    return [
+        *("salloc", f"--job-name=bench-{launch.run}", f"--nodes={len(launch.hosts)}"),
+        *(f"--nodelist={','.join(launch.hosts)}", f"--ntasks-per-node={launch.slots}"),
+        *("--exclusive", "--overcommit", "--no-bell", *gpus, *argv(replace(launch, slurm=True))),
+    ]
+
+
 def torchrun(launch: Launch) -> list[str]:
     """One torchrun per node, started by mpirun: torchrun starts processes on its own node only."""
     elastic = [
@@ -177,4 +198,6 @@ def argv(launch: Launch) -> list[str]:
     if launch.torchrun:
         return torchrun(launch)
     # On one node horovodrun fails: it looks for an interface with the address 127.0.0.1. No bytes leave the node.
-    return mpirun(launch) if len(launch.hosts) == 1 else LAUNCHERS[launch.engine](launch)
+    if len(launch.hosts) == 1:
+        return mpirun(launch)
+    return srun(launch) if launch.slurm and launch.engine == "horovod-gloo" else LAUNCHERS[launch.engine](launch)

@@ -16,8 +16,8 @@ PROGRAMS = (
         "run_launch",
     ),
     "learn",
-    *("run_packages", "run_rank", "run_torchrun", "slurm_probe", "slurm_rank", "stages", "supervise", "topology"),
-    *("trials", "verify", "verify_split"),
+    *("run_packages", "run_rank", "run_torchrun", "slurm_launch", "slurm_probe", "slurm_rank", "stages", "supervise"),
+    *("topology", "trials", "verify", "verify_split"),
 )
 
 

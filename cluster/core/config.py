@@ -89,6 +89,10 @@ class Cluster(Section):
             raise ValueError(f"nodes: {self.nodes}, but baremetal.hosts has {len(self.baremetal.hosts)}; add hosts")
         if self.baremetal and self.baremetal.networks.keys() != self.fabrics.keys():
             raise ValueError("baremetal.networks: give each of fabrics an interface and a subnet, and no other")
+        if self.features.slurm and (self.gpulab or self.slurm):
+            raise ValueError(
+                f"features.slurm: {self.provider} has its own queue, and no nodes to install on; remove it"
+            )
         if self.slurm and (unknown := self.slurm.subnets.keys() - self.fabrics.keys()):
             raise ValueError(f"slurm.subnets: {', '.join(unknown)}: not one of fabrics; correct the name")
         possible = {"local": ("glusterfs", "none"), "gpulab": ("none",), "slurm": ("none",)}.get(self.provider)
@@ -132,7 +136,7 @@ class Cluster(Section):
     @property
     def executor(self) -> ExecutorName:
         """As terraform/modules/contract and terraform/<provider> decide it."""
-        return "gpulab" if self.gpulab else "slurm" if self.slurm else "ssh"
+        return "gpulab" if self.gpulab else "slurm" if self.slurm or self.features.slurm else "ssh"
 
     def gpus(self) -> list[int]:
         """GPUs of each node, the head first."""

@@ -130,6 +130,7 @@ class Features(Section):
     monitoring: bool = Field(default=False, description="Prometheus and exporters")
     gpu: bool = Field(default=False, description="NVIDIA driver and NCCL, on nodes with GPUs")
     containers: bool = Field(default=False, description="podman, to train in containers")
+    slurm: bool = Field(default=False, description="Slurm; sweeps and users share the nodes through its queue")
 
 
 class JupyterLab(Section):

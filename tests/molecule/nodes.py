@@ -133,8 +133,8 @@ class Scenario:
                     "role": "head" if "head" in platform["groups"] else "worker",
                     "management_address": addresses["management"],
                     "fabric_addresses": dict.fromkeys(self.cluster.fabrics, addresses["fabric"]),
-                    "gpus": 0,
-                    "gpu_model": "none",
+                    "gpus": platform.get("gpus", 0),
+                    "gpu_model": platform.get("gpu_model", "none"),
                 }
         fabrics = {
             name: {"interface": "fabric0", "subnet": self.cluster.networks.fabric, **fabric.model_dump()}

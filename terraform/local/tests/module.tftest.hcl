@@ -3,6 +3,7 @@ variables {
   cluster = {
     name          = "tftest"
     provider      = "local"
+    features      = { slurm = false }
     fabrics       = { "1g" = { rate_gbps = 1, transport = "tcp", shaped = true } }
     active_fabric = "1g"
     storage       = { backend = "nfs", path = "/shared" }
@@ -43,6 +44,28 @@ run "network_that_cannot_be_shaped_says_so" {
   assert {
     condition     = !output.cluster.fabrics["1g"].shaped
     error_message = "the network wins over cluster.yml"
+  }
+}
+
+run "slurm_starts_programs_if_cluster_yml_has_it" {
+  command = plan
+  module {
+    source = "../modules/contract"
+  }
+  variables {
+    cluster = {
+      name          = "tftest"
+      provider      = "local"
+      features      = { slurm = true }
+      fabrics       = { "1g" = { rate_gbps = 1, transport = "tcp", shaped = true } }
+      active_fabric = "1g"
+      storage       = { backend = "nfs", path = "/shared" }
+    }
+  }
+
+  assert {
+    condition     = output.cluster.executor == "slurm"
+    error_message = "features.slurm belongs into the contract, got ${output.cluster.executor}"
   }
 }
 

@@ -21,12 +21,13 @@ variable "ssh" {
 }
 
 variable "executor" {
-  description = "who starts programs on the nodes"
+  description = "who starts programs on the nodes; null: Slurm, if cluster.yml has the feature, or else ssh"
   type        = string
-  default     = "ssh"
+  default     = null
+  nullable    = true
 
   validation {
-    condition     = contains(["ssh", "gpulab", "slurm"], var.executor)
+    condition     = var.executor == null ? true : contains(["ssh", "gpulab", "slurm"], var.executor)
     error_message = "executor must be ssh, gpulab or slurm."
   }
 }
@@ -68,7 +69,7 @@ output "cluster" {
   value = var.nodes == null ? null : {
     name     = var.cluster.name
     provider = var.cluster.provider
-    executor = var.executor
+    executor = coalesce(var.executor, var.cluster.features.slurm ? "slurm" : "ssh")
     ssh      = var.ssh
     nodes    = var.nodes
     fabrics = {
