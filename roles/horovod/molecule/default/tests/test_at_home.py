@@ -147,7 +147,10 @@ def test_the_layers_of_a_torch_model_are_written_for_predictions(nodes):
         assert [line[:2] for line in lines[2:4]] == [["words", "50x8"], ["mix", "24x8 24 8x8 8"]]
         # The output of 50 words for each of 4 positions, and no weight of its own.
         assert lines[-1] == ["head", "", str(4 * 8 * 50), str(4 * 50)]
-        done = nodes.as_user("head", "cd ~/sizes && bench predict --torch none:make --model-file no.csv")
-        assert done.rc == 2 and done.stderr.count("\n") == 1 and "cannot import none" in done.stderr, done.stderr
+        # The exit code is printed: testinfra turns every failure into 1.
+        refused = "cd ~/sizes; bench predict --torch none:make --model-file no.csv; echo exit code $?"
+        done = nodes.as_user("head", refused)
+        assert done.stdout == "exit code 2\n" and done.stderr.count("\n") == 1, done
+        assert "cannot import none" in done.stderr
     finally:
         nodes.as_user("head", "rm -rf ~/sizes")
