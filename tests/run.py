@@ -64,7 +64,8 @@ def environment(tmp: str) -> dict[str, str]:
 
 
 def pytest(*words: str | Path) -> tuple[str, ...]:
-    return (str(BIN / "pytest"), "-v", "--color=no", *map(str, words))
+    # The log ends with the slowest tests.
+    return (str(BIN / "pytest"), "-v", "--color=no", "--durations=15", "--durations-min=2", *map(str, words))
 
 
 def check() -> list[Stage]:

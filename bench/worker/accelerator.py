@@ -136,6 +136,13 @@ def count() -> int:
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
+def names() -> list[str]:
+    """The name of every GPU that torch sees."""
+    import torch
+
+    return [torch.cuda.get_device_name(one) for one in range(count())]
+
+
 def present() -> bool:
     """Whether this machine has a GPU that torch can use."""
     try:

@@ -10,7 +10,7 @@ import socket
 import sys
 from pathlib import Path
 
-from bench.worker import fabric
+from bench.worker import accelerator, fabric
 
 MARK = "@probe "
 # The level of x86-64 that a CPU has: compilers call these sets of instructions x86-64-v2 and so on.
@@ -53,7 +53,7 @@ def facts(subnet: str) -> dict[str, object]:
         "interface": interface(subnet),
         "interfaces": dict(fabric.addresses()),
         "adapters": sorted(path.name for path in Path("/sys/class/infiniband").glob("*")),
-        "gpus": [torch.cuda.get_device_name(one) for one in range(torch.cuda.device_count())],
+        "gpus": accelerator.names(),
     }
 
 
