@@ -27,7 +27,8 @@ from schedule import History, Stage, startable, time_left
 from cluster.core.process import die_with_parent
 
 RESULT = re.compile(
-    r"(?P<test>\S.*::.*?) (?P<result>PASSED|FAILED|ERROR|SKIPPED)( .*)?"
+    # The name of a test may contain such a word too: only a percentage, a reason or a time may follow the result.
+    r"(?P<test>\S.*::.*?) (?P<result>PASSED|FAILED|ERROR|SKIPPED)( +(\[ *\d+%\]|\(.*|[\d.]+ s))?"
     r'|\s*run "(?P<run>.*)"\.\.\. (?P<outcome>pass|fail|skip|error)'
 )
 COLLECTED = re.compile(r"collected (\d+) items?(?: / (\d+) deselected)?")

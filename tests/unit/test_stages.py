@@ -106,6 +106,7 @@ def test_damaged_history_is_ignored(tmp_path: Path) -> None:
 def test_each_test_is_printed_with_its_stage_and_all_are_counted(tmp_path: Path) -> None:
     text = "import pytest\ndef test_good(): pass\ndef test_bad(): assert 'why' == 'it failed'\n"
     text += "@pytest.mark.skip(reason='later')\ndef test_skipped(): pass\n"
+    text += "@pytest.mark.parametrize('log', ['UCX  ERROR no device'])\ndef test_log(log): pass\n"
     terraform = script('print(\'  run "ports"... pass\\n  run "names"... fail\'); raise SystemExit(1)', "terraform")
     done = run(tmp_path, suite(tmp_path, "unit", text), terraform, script("pass", "lint"))
     lines = done.stdout.splitlines()
@@ -113,12 +114,13 @@ def test_each_test_is_printed_with_its_stage_and_all_are_counted(tmp_path: Path)
         ("passed", "unit", "test_unit.py::test_good"),
         ("failed", "unit", "test_unit.py::test_bad"),
         ("skipped", "unit", "test_unit.py::test_skipped"),
+        ("passed", "unit", "test_unit.py::test_log[UCX  ERROR no device]"),
         ("passed", "terraform", "ports"),
     ):
         pattern = rf"{kind} +{name} +{re.escape(test)}  \[\d+ left, about \d+:\d\d\]"
         assert [line for line in lines if re.fullmatch(pattern, line)], (test, done.stdout)
     assert "AssertionError: assert 'why' == 'it failed'" in done.stdout
-    assert lines[-1] == "3 passed, 2 failed, 1 skipped"
+    assert lines[-1] == "4 passed, 2 failed, 1 skipped"
     assert done.returncode == 1
 
 
