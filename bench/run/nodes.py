@@ -140,8 +140,9 @@ def start(contract: Contract, request: Request, online: Sequence[str]) -> None:
     agents = dict.fromkeys([contract.head, *online]) if request.elastic else online
     watched = [folder] if request.elastic else []
     name, user = f"run-{request.id}", layout()["user"]
-    # Of a run whose head was lost.
-    clean = "sudo systemctl stop 'run-*' 2>/dev/null; sudo systemctl reset-failed 'run-*' 2>/dev/null"
+    # Of a run whose head was lost. run-* would also match the mounts in /run and what others start with systemd-run.
+    left = "'run-[0-9]*-[0-9]*.service' 2>/dev/null"
+    clean = f"sudo systemctl stop {left}; sudo systemctl reset-failed {left}"
     rdma = contract.fabrics[contract.active_fabric].transport != "tcp"
     limits = ["LimitMEMLOCK=infinity"] if rdma else []
     # Over standard input into memory: a value is in no command line, log or record.
