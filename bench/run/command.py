@@ -98,6 +98,9 @@ def carry_out(args: argparse.Namespace, env: str, state: State, contract: Contra
     if (size := source.size(asked.folder, chosen)) > source.WARN_BYTES:
         text = f"copying {size / 1e6:.0f} MB from {asked.folder}; name what the run does not need in .runignore"
         print(text, file=sys.stderr)
+    for link, target in source.links_out(asked.folder, chosen, contract.storage.path)[:3]:
+        text = f"{link} leads to {target}, which the nodes do not have"
+        print(f"{text}; copy that with `make put`, or name the link in .runignore", file=sys.stderr)
     online = check_online(contract, asked, env)
     foreign.refuse_run_on_head(contract)
     if asked.resume:
@@ -124,6 +127,10 @@ def carry_out(args: argparse.Namespace, env: str, state: State, contract: Contra
         # What the others still run would wait for the head.
         nodes.stop(contract, [name for name in contract.nodes if name != contract.head], asked.id)
         raise InfraError(f"run {asked.id}: ended, because node {contract.head} is lost; run `make deploy ENV={env}`")
+    if code:
+        # The run ends with its standard input. This waits until it has ended.
+        nodes.stop(contract, asked.nodes, asked.id)
+        print(f"the connection to {contract.head} broke, which ends the run; with --detach it goes on", file=sys.stderr)
     return conclude(contract, asked.id, local, time.monotonic() - begin, args)
 
 

@@ -31,7 +31,15 @@ def to_copy(folder: Path) -> Iterator[Path]:
     for where, folders, names in os.walk(folder):
         here = Path(where).relative_to(folder)
         folders[:] = sorted(name for name in folders if not spec.match_file(f"{here / name}/"))
-        yield from (here / name for name in sorted(names) if not spec.match_file(str(here / name)))
+        # os.walk does not follow links to folders.
+        links = [name for name in folders if (folder / here / name).is_symlink()]
+        yield from (here / name for name in sorted([*names, *links]) if not spec.match_file(str(here / name)))
+
+
+def links_out(folder: Path, chosen: Sequence[Path], share: str) -> list[tuple[Path, str]]:
+    """Links that lead out of the folder, and where to. They are copied as links, and the nodes have only the share."""
+    links = [(path, os.path.realpath(folder / path)) for path in chosen if (folder / path).is_symlink()]
+    return [(path, to) for path, to in links if not any(Path(to).is_relative_to(place) for place in (folder, share))]
 
 
 def size(folder: Path, chosen: Sequence[Path]) -> int:

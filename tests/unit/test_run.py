@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import subprocess
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -145,6 +146,47 @@ def test_runignore_wins_over_gitignore_and_git_and_venv_are_never_copied(folder:
     (folder / ".runignore").write_text("data/*\n!data/keep.txt\n")
     found = {str(path) for path in source.to_copy(folder)}
     assert found == {".gitignore", ".runignore", "data/keep.txt", "sub/a.log", "train.py"}
+
+
+def test_links_are_copied_as_links_and_those_that_nodes_cannot_follow_are_named(folder: Path, tmp_path_factory) -> None:
+    outside = tmp_path_factory.mktemp("outside")
+    (folder / "lib").mkdir()
+    (folder / "lib/a.py").write_text("x")
+    links = {"near": "lib", "far": outside, "onshare": "/shared/datasets/images", "loop": "loop", "skipped": outside}
+    for name, target in links.items():
+        (folder / name).symlink_to(target)
+    (folder / ".runignore").write_text("skipped/\nlib/near\n")
+    chosen = list(source.to_copy(folder))
+    assert {str(path) for path in chosen} == {".runignore", "far", "lib/a.py", "loop", "near", "onshare", "train.py"}
+    assert source.links_out(folder, chosen, "/shared") == [(Path("far"), str(outside))]
+    with (folder / "archive").open("wb") as out:
+        source.write(folder, chosen, out)
+    with tarfile.open(folder / "archive") as archive:
+        assert archive.getmember("near").linkname == "lib"
+
+
+def test_what_a_run_wrote_is_fetched_without_links_that_leave_it(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = folder / "share/runs/x/out"
+    out.mkdir(parents=True)
+    (out / "step-2.pt").write_text("2")
+    (out / "latest").symlink_to("step-2.pt")
+    (out / "best").symlink_to(out / "step-2.pt")
+    cluster = nodes(1)
+    cluster.storage.path = str(folder / "share")
+    monkeypatch.setattr(on_nodes.ssh, "as_training_account", lambda contract, node, words: words)
+    on_nodes.fetch(cluster, "x", tmp_path / "here", ("out", "*/out"))
+    assert sorted(path.name for path in (tmp_path / "here/out").iterdir()) == ["latest", "step-2.pt"]
+    assert (tmp_path / "here/out/latest").read_text() == "2"
+    assert "not fetched: 'out/best' is a link to an absolute path" in capsys.readouterr().err
+
+
+def test_connection_that_breaks_during_a_fetch_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for script in ("exit 255", "head -c 700 /dev/zero; exit 255"):
+        monkeypatch.setattr(on_nodes.ssh, "as_training_account", lambda *_, script=script: ["sh", "-c", script])
+        with pytest.raises(InfraError, match=r"^node head: cannot read /shared/runs/x"):
+            on_nodes.fetch(nodes(1), "x", tmp_path, ("out",))
 
 
 def test_a_grid_has_one_folder_and_one_group_of_nodes_per_run(folder: Path) -> None:
