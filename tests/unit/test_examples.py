@@ -1,6 +1,6 @@
 """The examples' data: every image once per epoch, the same batches at every size, the same crop wherever it is used.
 
-What needs torch runs on nodes: tests/e2e/test_examples.py.
+What needs torch runs on nodes: tests/e2e/test_run.py, tests/long/test_journey.py.
 """
 
 from __future__ import annotations
