@@ -16,6 +16,7 @@ from bench.results import store
 from bench.run import command as run_command
 from bench.run import nodes, request
 from bench.sweep.progress import console
+from cluster import lifecycle
 from cluster.core import lock
 from cluster.core.contract import Contract
 from cluster.core.errors import UserError
@@ -45,6 +46,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     state = State.existing(args.env)
     with state.locked():
+        if not state.tfstate.exists():
+            chosen(args.fault, state.cluster().planned())
+            console.print("nothing is deployed; deploying first")
+            lifecycle.deploy(args.env, None, False)
         contract = read_output(state)
         faults = chosen(args.fault, contract)
         folder = results(args.env, args.resume)
