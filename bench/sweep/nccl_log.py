@@ -17,7 +17,7 @@ USING = re.compile(LINE + r"NET/(Socket|IB)\w* ?: Using (.*)")
 INTERFACE = re.compile(r"\[\d+\]([^:\s]+):([0-9.]*)")
 PORT = re.compile(r"([\w-]+):(\d+)/(?:IB|RoCE)")
 # Up to 2.23: "1024 Bytes -> Algo 1 proto 2 time 34.6". Later: "AllReduce: 1024 Bytes -> Algo RING proto SIMPLE ...".
-CHOICE = re.compile(r"NCCL INFO (?:AllReduce: )?(\d+) Bytes -> Algo (\w+) proto")
+CHOICE = re.compile(r"NCCL INFO (?:AllReduce: )?(\d+) Bytes -> Algo (\w+) proto (\w+)")
 # NCCL's numbers and names; a sum in the switch sends every byte once.
 ALGORITHMS = {
     "0": "tree",
@@ -33,6 +33,8 @@ ALGORITHMS = {
     "5": "tree",
     "NVLS_TREE": "tree",
 }
+# Protocols for small messages send flags between the data: 4 bytes per 4 bytes, or 8 per 120.
+FLAGS = {"0": 2.0, "LL": 2.0, "1": 128 / 120, "LL128": 128 / 120}
 # The network that a transport needs; plugins add to the name: IBext_v8, AWS Libfabric.
 NETWORKS = {"tcp": "Socket", "verbs": "IB", "efa": "Libfabric"}
 
@@ -48,6 +50,7 @@ class Log:
     sockets: dict[str, dict[str, str]] = field(default_factory=dict)
     ports: dict[str, set[str]] = field(default_factory=dict)
     algorithm_bytes: dict[str, int] = field(default_factory=dict)
+    bytes_with_flags: float = 0.0
 
     def read(self, line: str) -> None:
         if match := SENDS.search(line):
@@ -58,11 +61,14 @@ class Log:
             used = match[3].partition("; OOB")[0]
             self.ports.setdefault(match[1], set()).update(":".join(port) for port in PORT.findall(used))
         elif (match := CHOICE.search(line)) and (name := ALGORITHMS.get(match[2].upper())):
-            self.algorithm_bytes[name] = self.algorithm_bytes.get(name, 0) + int(match[1])
+            size = int(match[1])
+            self.algorithm_bytes[name] = self.algorithm_bytes.get(name, 0) + size
+            self.bytes_with_flags += size * FLAGS.get(match[3].upper(), 1.0)
 
     def start_trial(self) -> None:
         """Forget the algorithms of the trial before: they depend on the sizes of its messages."""
         self.algorithm_bytes.clear()
+        self.bytes_with_flags = 0.0
 
     @property
     def networks(self) -> list[str]:
@@ -78,6 +84,12 @@ class Log:
         """Algorithm -> share of the bytes. NCCL's log names none if another library sent the gradients."""
         total = sum(self.algorithm_bytes.values())
         return {name: size / total for name, size in self.algorithm_bytes.items()} if total else {otherwise: 1.0}
+
+    @property
+    def flags(self) -> float:
+        """Bytes that leave a GPU, flags included, per byte of gradients."""
+        total = sum(self.algorithm_bytes.values())
+        return self.bytes_with_flags / total if total else 1.0
 
     def on_fabric(self, name: str, address: str) -> bool:
         """By its address: the card has other names on other hosts. Jobs that share no subnet have only its name."""

@@ -162,7 +162,8 @@ def proof(
     sent = counters.mean
     shares = nccl.shares(how) if nccl else {how: 1.0}
     needed = payload(point, main.scale, shares, main.period, split_bytes)
-    expected = (needed + served_bytes(point, main.ranks)) * WIRE_OVERHEAD
+    flags = nccl.flags if nccl else 1.0
+    expected = (needed * flags + served_bytes(point, main.ranks)) * WIRE_OVERHEAD
     fixed = fixed_bytes(main, check, sent, Counters(point, check, interface, nccl).mean if check else 0.0)
     traffic = Traffic(
         interface=interface,

@@ -128,6 +128,20 @@ def test_log_of_trees_and_rings_gives_each_its_share_of_the_bytes():
     assert both == pytest.approx(0.75 * tree + 0.25 * ring)
 
 
+def test_flags_of_the_protocols_for_small_messages_are_expected_on_the_wire():
+    log = read("tree.log", "verbs", "ib0")
+    # LL for 1 MiB twice, LL128 for 2 MiB.
+    assert log.flags == pytest.approx((2 * 2 + 2 * 128 / 120) / 4)
+    assert read("ring.log", "tcp", "eth1").flags == 1.0
+    once = counted({"fabric0": 1.0}, {})
+    log = nccl_log.Log("tcp", "fabric0", "")
+    log.read("n1:4:4 [0] NCCL INFO AllReduce: 4096 Bytes -> Algo RING proto LL channel{Lo..Hi}={0..1}\n")
+    assert once is None and "expected" in counted({"fabric0": 1.0}, {}, log=log)
+    assert counted({"fabric0": 2.0}, {}, log=log) is None and counted({"fabric0": 2.0}, {}) is not None
+    log.start_trial()
+    assert log.flags == 1.0
+
+
 def test_log_of_two_nodes_with_eight_gpus_sums_all_adapters():
     log = read("two-by-eight.log", "verbs", "ib0")
     assert log.problem() is None
