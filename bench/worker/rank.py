@@ -24,7 +24,8 @@ LOST = re.compile("Connection (closed|reset) by peer")
 
 
 def local_rank() -> int:
-    names = ("OMPI_COMM_WORLD_LOCAL_RANK", "HOROVOD_LOCAL_RANK", "LOCAL_RANK")
+    # LOCAL_RANK first: mpirun starts one torchrun per node, whose ranks all inherit MPI's number 0.
+    names = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "HOROVOD_LOCAL_RANK")
     return int(next((os.environ[name] for name in names if name in os.environ), "0"))
 
 

@@ -134,6 +134,26 @@ def test_a_rank_selects_its_device_before_the_engine_can_use_one(machine, monkey
     assert machine.current == 5
 
 
+@pytest.mark.parametrize(
+    ("given", "number"),
+    [
+        ({"OMPI_COMM_WORLD_LOCAL_RANK": "5"}, 5),
+        ({"HOROVOD_LOCAL_RANK": "5"}, 5),
+        # mpirun starts one torchrun per node, whose ranks inherit what MPI calls that one process.
+        ({"OMPI_COMM_WORLD_LOCAL_RANK": "0", "LOCAL_RANK": "5"}, 5),
+        ({}, 0),
+    ],
+)
+def test_every_launcher_tells_a_rank_which_device_is_its_own(machine, monkeypatch, given, number):
+    from bench.worker import rank
+
+    for name in ("OMPI_COMM_WORLD_LOCAL_RANK", "HOROVOD_LOCAL_RANK", "LOCAL_RANK"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    assert rank.local_rank() == number
+
+
 @pytest.mark.parametrize(("precision", "tf32"), [("fp32", False), ("tf32", True), ("amp bf16", False)])
 def test_only_precision_tf32_computes_in_tf32(machine, precision, tf32):
     accelerator.make(True, 5).arithmetic(precision)
