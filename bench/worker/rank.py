@@ -15,7 +15,18 @@ import torch
 from bench.worker import accelerator, engines, fabric, gpu_info
 from bench.worker.accelerator import Accelerator
 from bench.worker.engines import Engine
-from bench.worker.protocol import Failed, Finished, LaunchSpec, LearnSpec, Spec, Started, TrialSpec, emit, read_spec
+from bench.worker.protocol import (
+    Failed,
+    Finished,
+    LaunchSpec,
+    LearnSpec,
+    Spec,
+    Started,
+    TrialSpec,
+    emit,
+    print_by_line,
+    read_spec,
+)
 from bench.worker.shards import DataError
 
 PR_SET_PDEATHSIG = 1
@@ -51,6 +62,7 @@ def start(launch: LaunchSpec) -> tuple[Accelerator, Engine]:
 
 def serve(work: Callable[[Engine, Accelerator, Spec, LaunchSpec], None]) -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    print_by_line()
     parser = argparse.ArgumentParser()
     parser.add_argument("--spec", required=True, help="path of the spec file")
     parser.add_argument("--sha256", required=True, help="checksum of the spec file")

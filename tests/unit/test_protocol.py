@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import io
+import subprocess
+import sys
 import tarfile
 
 import pytest
@@ -36,6 +38,15 @@ def test_worker_refuses_a_spec_with_the_wrong_checksum(tmp_path):
     path.write_bytes(Spec([]).encode() + b" ")
     with pytest.raises(SystemExit, match="wrong checksum"):
         protocol.read_spec(str(path), hashlib.sha256(Spec([]).encode()).hexdigest())
+
+
+@pytest.mark.parametrize(("call", "printed"), [("protocol.print_by_line()", "NCCL INFO\n"), ("pass", "")])
+def test_lines_of_c_libraries_reach_a_pipe_although_the_rank_ends_at_once(call, printed, monkeypatch):
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
+    script = f"import ctypes, os; from bench.worker import protocol; {call}; "
+    script += "ctypes.CDLL(None).printf(b'NCCL INFO\\n'); os._exit(0)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == printed
 
 
 def test_spec_lists_the_gradients_of_a_model_once_for_any_number_of_trials(tmp_path):
