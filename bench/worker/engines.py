@@ -1,5 +1,6 @@
 """Engines that sum gradients over all ranks. Each accepts tensors as they become ready, then waits for all sums."""
 
+import inspect
 import os
 import pickle
 import time
@@ -246,7 +247,10 @@ class ModuleEngine(TorchEngine):
 
         place = next(model.parameters()).device
         devices = [place] if place.type == "cuda" else None
-        module = nn.parallel.DistributedDataParallel(model, device_ids=devices, forward_sync_buffers=False)
+        # torch before 2.13, which older GPUs need, has another name for it.
+        known = inspect.signature(nn.parallel.DistributedDataParallel).parameters
+        name = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
+        module = nn.parallel.DistributedDataParallel(model, device_ids=devices, **{name: False})
         if half:
             module.register_comm_hook(None, fp16_compress_hook)
         return module
