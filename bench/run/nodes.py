@@ -28,6 +28,7 @@ from cluster.core.config import layout
 from cluster.core.contract import Contract
 from cluster.core.errors import InfraError, UserError
 from cluster.core.process import die_with_parent
+from cluster.core.unpack import unpack
 
 # Seconds in which the controller can still read the end of a run before the head shuts down.
 STOP_AFTER = 20
@@ -221,16 +222,8 @@ def fetch(contract: Contract, run: str, target: Path, parts: Sequence[str]) -> N
         data = io.BytesIO() if process.stdout is None else process.stdout
         try:
             with tarfile.open(fileobj=data, mode="r|") as tar:
-                tar.extractall(target, filter=inside)  # noqa: S202 - inside uses the safe filter
+                unpack(tar, target, lambda text: print(f"not fetched: {text}", file=sys.stderr))
         except tarfile.ReadError:
             raise broken from None
     if process.returncode:
         raise broken
-
-
-def inside(member: tarfile.TarInfo, target: str) -> tarfile.TarInfo | None:
-    try:
-        return tarfile.data_filter(member, target)
-    except tarfile.FilterError as error:
-        print(f"not fetched: {error}", file=sys.stderr)
-        return None

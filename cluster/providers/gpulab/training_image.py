@@ -13,6 +13,7 @@ from cluster.core.config import ROOT, Cluster, layout
 from cluster.core.process import run_logged
 from cluster.core.progress import Progress
 from cluster.core.state import State
+from cluster.core.unpack import unpack
 
 
 def name(cluster: Cluster, device: str = "cpu") -> str:
@@ -29,7 +30,7 @@ def build(state: State, cluster: Cluster, progress: Progress, device: str = "cpu
     with tempfile.TemporaryDirectory() as tmp:
         context = Path(tmp)
         with tarfile.open(fileobj=io.BytesIO(worker_files.archive())) as tar:
-            tar.extractall(context / "worker", filter="data")
+            unpack(tar, context / "worker")
         run_logged(
             [
                 *(*image.sudo(), "podman", "build", "--quiet", "--network=none", "--tag", target),
