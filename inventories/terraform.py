@@ -70,6 +70,7 @@ def inventory(contract: Contract, state: State, cluster: Cluster) -> dict[str, A
                 "cluster_file": os.environ.get("CLUSTER_FILE") or str(state.cluster_file),
             },
         },
+        "adopted": {"hosts": names if contract.provider == "baremetal" else []},
         "head": {"hosts": [contract.head]},
         "workers": {"hosts": [name for name in names if name != contract.head]},
         "gpu": {"hosts": [name for name, node in contract.ordered() if node.gpus]},

@@ -100,6 +100,7 @@ def machine(monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setattr(script["grp"], "getgrgid", {1502: "staff"}.__getitem__)
         monkeypatch.setattr(script["pwd"], "getpwnam", {"horovod": account}.__getitem__ if account else {}.__getitem__)
         script["run"] = lambda *argv, **_: fstype if argv[0] == "findmnt" else ""
+        script["others"] = dict
         return script
 
     return made
@@ -107,7 +108,14 @@ def machine(monkeypatch: pytest.MonkeyPatch):
 
 def test_ids_of_others_are_taken_and_the_first_deploy_makes_a_local_home(machine) -> None:
     assert machine()["look"]("horovod") == {
-        **{"uid": None, "home": "/home/horovod", "taken": [1500, 1502], "shared_home": False}
+        **{
+            "uid": None,
+            "home": "/home/horovod",
+            "taken": [1500, 1502],
+            "shared_home": False,
+            "others": {},
+            "refused_by": "",
+        }
     }
 
 
@@ -120,9 +128,57 @@ def test_new_account_gets_no_home_on_a_network_file_system(machine, kind: str) -
 def test_account_with_a_shared_home_is_reported(machine) -> None:
     account = SimpleNamespace(pw_uid=1507, pw_dir="/home/horovod")
     assert machine("nfs", account)["look"]("horovod") == {
-        **{"uid": 1507, "home": "/home/horovod", "taken": [1500, 1502], "shared_home": True}
+        **{
+            "uid": 1507,
+            "home": "/home/horovod",
+            "taken": [1500, 1502],
+            "shared_home": True,
+            "others": {},
+            "refused_by": "",
+        }
     }
     assert machine("ext4", account)["look"]("horovod")["shared_home"] is False
+
+
+@pytest.mark.parametrize(
+    ("settings", "option"),
+    [
+        ("port 22\nusepam yes", ""),
+        ("allowusers alice\nallowusers bob", "AllowUsers"),
+        ("allowusers alice\nallowusers horo*@10.0.0.0/8", ""),
+        ("allowgroups admins", "AllowGroups"),
+        ("allowgroups admins\nallowgroups horovod", ""),
+        ("denyusers *", "DenyUsers"),
+        ("denygroups guests", ""),
+    ],
+)
+def test_ssh_server_that_keeps_the_account_out_is_found(settings: str, option: str) -> None:
+    script = constants(ON_NODE / "adopted_host.py")
+    script["run"] = lambda *argv: settings
+    assert script["refused_by"]("horovod") == option
+
+
+def test_what_others_use_is_named_with_the_field_that_would_change_it(tmp_path: Path) -> None:
+    script = constants(ON_NODE / "adopted_host.py")
+    script |= {"STATE": tmp_path / "state.json", "VOLUMES": tmp_path / "vols", "EXPORTS": tmp_path / "etab"}
+    script["os"] = SimpleNamespace(path=SimpleNamespace(exists=lambda path: (tmp_path / "deployed").exists()))
+    script["active_units"] = lambda: ["prometheus-node-exporter.service", "ssh.service"]
+    (tmp_path / "vols/home").mkdir(parents=True)
+    (tmp_path / "etab").write_text("/srv/home\t10.0.0.0/8(rw)\n")
+    assert script["others"]() == {
+        "features.monitoring": "prometheus-node-exporter.service",
+        "storage.backend: glusterfs": "the GlusterFS volume home",
+        "storage.backend: nfs": "the NFS export /srv/home",
+    }
+    script["active_units"] = lambda: ["ssh.service"]
+    (tmp_path / "vols/home").rmdir()
+    (tmp_path / "etab").write_text("")
+    assert script["others"]() == {}
+    # What runs where we have deployed may be ours.
+    script["active_units"] = lambda: ["nginx.service"]
+    assert script["others"]() == {"features.data": "nginx.service"}
+    (tmp_path / "deployed").touch()
+    assert script["others"]() == {}
 
 
 @pytest.mark.parametrize(

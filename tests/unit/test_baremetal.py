@@ -1,7 +1,9 @@
 """The baremetal provider without hosts: its section of cluster.yml, and the checks of what hosts answer."""
 
 import json
+import socket
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ import yaml
 from cluster.core import config
 from cluster.core.errors import InfraError, UserError
 from cluster.core.state import State
+from cluster.providers.baremetal import peers
 from cluster.providers.baremetal.provider import Baremetal
 
 GOOD = yaml.safe_load(config.cluster_file("baremetal").read_text())["cluster"]
@@ -17,8 +20,10 @@ ANSWER = {
     "name": "node0",
     "os": "debian",
     "release": "bookworm",
+    "root": True,
     "sudo": True,
     "python": True,
+    "guarded": False,
     "addresses": ["lo 127.0.0.1/8", "eth1 10.10.0.10/24"],
     "client": "192.168.1.2",
     "speeds": {"eth1": 10000},
@@ -88,7 +93,8 @@ def test_interface_given_in_cluster_yml_must_have_the_address(load):
     [
         ({"os": "ubuntu", "release": "jammy"}, UserError, "runs ubuntu jammy"),
         ({"release": "trixie"}, UserError, "runs debian trixie"),
-        ({"sudo": False}, UserError, "sudo without a password"),
+        ({"root": False}, UserError, "sudo without a password"),
+        ({"root": False, "sudo": False}, UserError, "sudo is missing; run `apt-get install sudo` there"),
         ({"python": False}, UserError, "python3 is missing"),
         ({"name": "node7"}, UserError, "its hostname is node7"),
         (

@@ -1,6 +1,6 @@
 """Runs as root on a machine that existed before the cluster: notes how it was, what a deploy changes, and undoes that.
 
-    adopted_host.py look ACCOUNT             print the training account and the ids that are taken, as JSON
+    adopted_host.py look ACCOUNT             print, as JSON, the training account, ids that are taken, what others use
     adopted_host.py begin ACCOUNT SHARE      before the first deploy: save how the machine is; SHARE will be a mount
     adopted_host.py note ACCOUNT CHANGES     after a deploy: add its changes, as JSON
     adopted_host.py release ACCOUNT          undo all changes; print what was done and what stays, as JSON
@@ -8,6 +8,7 @@
 Standard library only.
 """
 
+import fnmatch
 import grp
 import hashlib
 import json
@@ -41,6 +42,13 @@ SYSCTLS = (
 ACCOUNT_FILES = ("passwd", "group", "shadow", "gshadow", "subuid", "subgid")
 NETWORK_FILE_SYSTEMS = ("nfs", "nfs4", "cifs", "lustre", "gpfs", "beegfs", "ceph", "autofs", "fuse.glusterfs")
 FIRST_ID, IDS = 1500, 100
+# Field of cluster.yml -> the units that its role would give other settings.
+UNITS = {
+    "features.data": ("nginx.service",),
+    "features.monitoring": ("prometheus.service", "prometheus-node-exporter.service"),
+    "features.slurm": ("slurmctld.service", "slurmd.service"),
+}
+VOLUMES, EXPORTS = Path("/var/lib/glusterd/vols"), Path("/var/lib/nfs/etab")
 
 
 def run(*argv, check=False):
@@ -62,12 +70,46 @@ def look(account):
         home = f"{OWN}-home" if on_network("/home") else f"/home/{account}"
     return {
         **{"uid": there.pw_uid if there else None, "home": home, "taken": sorted(taken)},
-        "shared_home": bool(there) and on_network(home),
+        **{"shared_home": bool(there) and on_network(home), "others": others(), "refused_by": refused_by(account)},
     }
 
 
 def answers(ask, key):
     try:
+def refused_by(account):
+    """The option of the SSH server that does not let the account log in; "" if there is none."""
+    settings = [line.split(None, 1) for line in run("sshd", "-T").splitlines() if " " in line]
+
+    def named(option, names):
+        patterns = [value.partition("@")[0] for key, value in settings if key == option]
+        return patterns, any(fnmatch.fnmatch(name, pattern) for name in names for pattern in patterns)
+
+    groups = {account} | {one.gr_name for one in grp.getgrall() if account in one.gr_mem}
+    for option, names in (("AllowUsers", {account}), ("AllowGroups", groups)):
+        patterns, found = named(option.lower(), names)
+        if patterns and not found:
+            return option
+    for option, names in (("DenyUsers", {account}), ("DenyGroups", groups)):
+        if named(option.lower(), names)[1]:
+            return option
+    return ""
+
+
+def others():
+    """Field of cluster.yml -> what somebody else uses here and its role would change. {} where we have deployed."""
+    if STATE.exists() or os.path.exists("/etc/horovod-cluster"):
+        return {}
+    active = active_units()
+    found = {field: [unit for unit in units if unit in active] for field, units in UNITS.items()}
+    if VOLUMES.is_dir():
+        found["storage.backend: glusterfs"] = [f"the GlusterFS volume {one.name}" for one in VOLUMES.iterdir()]
+    if EXPORTS.exists():
+        found["storage.backend: nfs"] = [
+            f"the NFS export {line.split()[0]}" for line in EXPORTS.read_text().splitlines()
+        ]
+    return {field: ", ".join(names) for field, names in found.items() if names}
+
+
         return ask(key)
     except KeyError:
         return None

@@ -16,13 +16,15 @@ from cluster.core import files, sections, ssh
 from cluster.core.config import RELEASES, env_dir
 from cluster.core.errors import InfraError, UserError
 from cluster.core.progress import Progress
-from cluster.providers.baremetal import link_rate
+from cluster.providers.baremetal import link_rate, peers
 from cluster.providers.base import Check, Provider
 
 # The host's login shell runs this. It prints one JSON object and uses only tools that every Debian has.
 INSPECT = r"""
 . /etc/os-release
 sudo -n true 2>/dev/null && root=true || root=false
+command -v sudo >/dev/null && sudo=true || sudo=false
+test -e /etc/horovod-cluster/firewall.nft && guarded=true || guarded=false
 command -v python3 >/dev/null && python=true || python=false
 addresses=$(ip -o -4 address show 2>/dev/null | awk '{printf "%s\"%s %s\"", sep, $2, $4; sep=","}')
 sep=
@@ -31,8 +33,10 @@ speeds=$(for card in /sys/class/net/*; do
   printf '%s"%s":%s' "$sep" "${card##*/}" "$speed"
   sep=,
 done)
-printf '{"name":"%s","os":"%s","release":"%s","sudo":%s,"python":%s,"client":"%s","addresses":[%s],"speeds":{%s}}\n' \
-  "$(hostname -s)" "$ID" "${VERSION_CODENAME:-}" "$root" "$python" "${SSH_CONNECTION%% *}" "$addresses" "$speeds"
+printf '{"name":"%s","os":"%s","release":"%s","client":"%s",' \
+  "$(hostname -s)" "$ID" "${VERSION_CODENAME:-}" "${SSH_CONNECTION%% *}"
+printf '"root":%s,"sudo":%s,"python":%s,"guarded":%s,"addresses":[%s],"speeds":{%s}}\n' \
+  "$root" "$sudo" "$python" "$guarded" "$addresses" "$speeds"
 """
 
 # In the state folder, for terraform/baremetal: host -> fabric -> interface.
@@ -45,8 +49,12 @@ class Facts(TypedDict):
     name: str
     os: str
     release: str
+    # whether sudo works without a password, and whether it is installed
+    root: bool
     sudo: bool
     python: bool
+    # whether our firewall is there
+    guarded: bool
     # the address from which this machine, or the jump host, logs in; "" if the host does not tell it
     client: str
     addresses: list[str]
@@ -103,7 +111,9 @@ class Baremetal(Provider):
         answers = self.inspect_hosts()
         found = {host.name: self.check_host(host, answers[host.name]) for host in self.hosts}
         (self.state.dir / INTERFACES).write_text(json.dumps(found, indent=1))
-        speeds = {name: facts(done, f"host {name}")["speeds"] for name, done in answers.items()}
+        told = {name: facts(done, f"host {name}") for name, done in answers.items()}
+        peers.check(self, {name for name, one in told.items() if one["guarded"]})
+        speeds = {name: one["speeds"] for name, one in told.items()}
         link_rate.find(self, found, speeds, progress)
 
     def rates(self) -> dict[str, float]:
@@ -171,6 +181,8 @@ class Baremetal(Provider):
         present = [text.split("/")[0].split() for text in found["addresses"]]
         interfaces = {address: interface for interface, address in present}
         for fabric, address in host.fabric_addresses.items():
+            raise UserError(f"{where}: sudo is missing; run `apt-get install sudo` there")
+        if not found["root"]:
             wanted = self.section.networks[fabric].interface
             if address not in interfaces or wanted not in (None, interfaces[address]):
                 fix = f"correct fabric_addresses.{fabric}" + (f" or networks.{fabric}.interface" if wanted else "")
