@@ -308,7 +308,7 @@ def destroy(env: str, yes: bool = False) -> None:
             provider.remove_leftovers()
             end_leftovers(state.dir)
             state.remove()
-    progress(f"ENV={env}: everything is removed")
+    progress(f"ENV={env}: {provider.removed}")
 
 
 def renew(env: str) -> None:

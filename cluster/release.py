@@ -11,9 +11,9 @@ from cluster.core import config, files, sections
 from cluster.core.errors import InfraError, UserError
 from cluster.core.progress import Progress
 from cluster.core.state import State
+from cluster.lifecycle import deployed_contract
 from cluster.providers.baremetal import guest
 from cluster.providers.baremetal.provider import Baremetal
-from cluster.terraform import read_output
 
 
 class Released(TypedDict, total=False):
@@ -30,13 +30,19 @@ def run(env: str, yes: bool) -> int:
     if cluster.provider != "baremetal":
         raise UserError(f"ENV={env}: provider {cluster.provider} creates its own nodes; run `make destroy ENV={env}`")
     state, progress = State(env), Progress(env)
-    if not state.known_hosts.exists():
-        raise UserError(f"ENV={env}: no host was deployed from here; there is nothing to release")
     provider = Baremetal(state, cluster)
-    contract = read_output(state)
-    in_use.confirm(state, contract, contract.nodes, f"release the hosts of ENV={env}", yes, share=False)
-    hosts = [host for host in provider.section.hosts if provider.is_known(host)]
+    # After a destroy nothing here says which hosts were used.
+    names = provider.hosts_in_use() or list(provider.pinned_keys())
+    if not names:
+        raise UserError(f"ENV={env}: no host was deployed from here; there is nothing to release")
+    contract = deployed_contract(state)
+    in_use.confirm(
+        state, contract, contract.nodes if contract else [], f"release the hosts of ENV={env}", yes, share=False
+    )
+    hosts = [host for host in provider.section.hosts if host.name in names]
     with state.locked(ends_runs=True):
+        state.prepare()
+        provider.pin(names)
         with progress.phase("release"), progress.part("hosts", f"restoring {len(hosts)} hosts", "hosts restored"):
             guest.note(provider, progress)
             answers = guest.on_hosts(provider, {host.name: ["release"] for host in hosts})

@@ -55,6 +55,8 @@ class Provider:
     needs_root = False
     # Whether nodes accept only the key in the state folder.
     own_key = False
+    # What a destroy says at its end.
+    removed = "everything is removed"
     # Whether renew changes nothing that a measurement or a deploy uses.
     renews_during_runs = False
 

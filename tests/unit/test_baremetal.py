@@ -134,3 +134,44 @@ def test_login_over_ipv6_needs_an_ipv6_network(load):
     assert check(cluster, client="fd00:5::7%eth0") == {"10g": "eth1"}
     with pytest.raises(UserError, match=r"sees this machine as 192\.168\.1\.2"):
         check(cluster)
+
+
+def test_host_that_nodes_leaves_out_later_is_still_one_to_release(load, tmp_path):
+    cluster = load(host={"host_key": "ssh-ed25519 AAAAfirst"})
+    state = State("try")
+    state.known_hosts = tmp_path / "known_hosts"
+    provider = Baremetal(state, cluster)
+    assert provider.hosts_in_use() == []
+    provider.pinned_keys_file.write_text("192.168.1.11 ssh-ed25519 AAAAsecond\n")
+    provider.pin({"node0", "node1"})
+    smaller = Baremetal(state, cluster.model_copy(update={"nodes": 1}))
+    smaller.pin({*smaller.hosts_in_use(), *(host.name for host in smaller.hosts)})
+    assert smaller.hosts_in_use() == ["node0", "node1"]
+    assert state.known_hosts.read_text() == "192.168.1.10 ssh-ed25519 AAAAfirst\n192.168.1.11 ssh-ed25519 AAAAsecond\n"
+
+
+def test_host_whose_packets_another_firewall_drops_is_named(load, monkeypatch):
+    asked, lost = {}, {"node1": "10.10.0.10"}
+
+    def run(self, commands, script):
+        asked.update({name: words.split()[5:] for name, (_, words) in commands.items()})
+        return {name: subprocess.CompletedProcess([], 0, f"{lost.get(name, '')}\n", "") for name in commands}
+
+    monkeypatch.setattr(Baremetal, "run", run)
+    provider = Baremetal(State("try"), load())
+    with pytest.raises(UserError) as caught:
+        peers.check(provider, set())
+    assert "host node1: it does not reach node0 on fabric 10g (10.10.0.10): a firewall there" in str(caught.value)
+    assert asked == {"node0": ["10.10.0.11"], "node1": ["10.10.0.10"]}
+    # Ours does not know a new host yet.
+    lost.clear()
+    peers.check(provider, {"node0"})
+    assert asked == {"node0": ["10.10.0.11"], "node1": []}
+
+
+def test_connection_that_is_refused_counts_as_reached_and_one_that_is_dropped_as_lost():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = str(server.getsockname()[1])
+        # The first is open, the second refuses, and nothing can connect to the third.
+        argv = [sys.executable, "-I", "-c", peers.CONNECT, port, "2", "127.0.0.1", "127.0.0.2", "224.0.0.1"]
+        assert subprocess.run(argv, capture_output=True, text=True, check=True).stdout == "224.0.0.1\n"

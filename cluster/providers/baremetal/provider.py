@@ -7,7 +7,7 @@ import json
 import shlex
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from typing_extensions import TypedDict
@@ -68,6 +68,7 @@ def facts(answer: subprocess.CompletedProcess[str], where: str) -> Facts:
 
 class Baremetal(Provider):
     section: sections.Baremetal
+    removed = "this machine's keys and state are removed; the hosts stay as they are until `make release-hosts`"
 
     @property
     def hosts(self) -> list[sections.Host]:
@@ -106,8 +107,8 @@ class Baremetal(Provider):
         if missing := self.hosts_without_key():
             fix = f"run `make adopt ENV={self.state.env}`"
             raise UserError(f"cluster.baremetal.hosts: no pinned host key for {', '.join(missing)}; {fix}")
-        keys = self.pinned_keys()
-        self.state.known_hosts.write_text("".join(f"{self.known_hosts_name(h)} {keys[h.name]}\n" for h in self.hosts))
+        # Hosts that `nodes` leaves out now may have been used before, and are released with the others.
+        self.pin({*self.hosts_in_use(), *(host.name for host in self.hosts)})
         answers = self.inspect_hosts()
         found = {host.name: self.check_host(host, answers[host.name]) for host in self.hosts}
         (self.state.dir / INTERFACES).write_text(json.dumps(found, indent=1))
@@ -144,10 +145,18 @@ class Baremetal(Provider):
 
         guest.note(self, progress)
 
-    def is_known(self, host: sections.Host) -> bool:
-        """Whether a deploy has written its key: a host that `nodes` leaves out now may have been used before."""
-        lines = files.text(self.state.known_hosts).splitlines()
-        return any(line.startswith(f"{self.known_hosts_name(host)} ") for line in lines)
+    def pin(self, names: Collection[str]) -> None:
+        """Accept these hosts with their pinned keys only."""
+        keys = self.pinned_keys()
+        used = [host for host in self.section.hosts if host.name in names and host.name in keys]
+        lines = [f"{self.known_hosts_name(host)} {keys[host.name]}\n" for host in used]
+        self.state.known_hosts.write_text("".join(lines))
+
+    def hosts_in_use(self) -> list[str]:
+        """The hosts of every deploy from here; none before the first one and after a destroy."""
+        lines = files.text(self.state.known_hosts).splitlines() if self.state.known_hosts.exists() else []
+        known = {line.split()[0] for line in lines if line}
+        return [host.name for host in self.section.hosts if self.known_hosts_name(host) in known]
 
     def check_host(self, host: sections.Host, answer: subprocess.CompletedProcess[str]) -> dict[str, str]:
         """Raise an error for the first property that differs from cluster.yml. Nothing has been changed yet.
@@ -172,6 +181,8 @@ class Baremetal(Provider):
             fix = "correct it" if found["release"] in RELEASES else f"install one of {', '.join(RELEASES)} on all hosts"
             raise UserError(f"{where}: runs {system}, but cluster.os_release is {release} ({known.title}); {fix}")
         if not found["sudo"]:
+            raise UserError(f"{where}: sudo is missing; run `apt-get install sudo` there")
+        if not found["root"]:
             fix = f"add '{user} ALL=(ALL) NOPASSWD: ALL' to /etc/sudoers.d"
             raise UserError(f"{where}: user {user} cannot use sudo without a password; {fix}")
         if not found["python"]:
@@ -181,8 +192,6 @@ class Baremetal(Provider):
         present = [text.split("/")[0].split() for text in found["addresses"]]
         interfaces = {address: interface for interface, address in present}
         for fabric, address in host.fabric_addresses.items():
-            raise UserError(f"{where}: sudo is missing; run `apt-get install sudo` there")
-        if not found["root"]:
             wanted = self.section.networks[fabric].interface
             if address not in interfaces or wanted not in (None, interfaces[address]):
                 fix = f"correct fabric_addresses.{fabric}" + (f" or networks.{fabric}.interface" if wanted else "")
