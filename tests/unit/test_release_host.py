@@ -29,19 +29,25 @@ echo "$*" >> /var/lib/calls
 case "$*" in
   *list-unit-files*)
     echo "glusterd.service enabled enabled"
+    sed 's/$/.service enabled enabled/' /var/lib/packages
     [ ! -e /etc/systemd/system/cluster-firewall.service ] || echo "cluster-firewall.service enabled enabled" ;;
   *list-units*) echo "glusterd.service loaded active running" ;;
 esac
 """
+# Names in a file instead of packages; each has a service.
+DPKG_QUERY = """#!/bin/sh
+if [ "$1" = --listfiles ]; then shift; printf '/lib/systemd/system/%s.service\\n' "$@"
+else sed 's/^/ii\\t/' /var/lib/packages; fi
+"""
 PREPARE = """
 set -eu
 for folder in /etc /usr/local/bin /usr/local/sbin; do mkdir -p "$1$folder"; cp -a $folder/. "$1$folder/"; done
-mkdir -p "$1/home" "$1/var/lib/dpkg" "$1/var/cache" "$1/opt" "$1/srv" "$1/var/mail"
-mount --bind /var/lib/dpkg "$1/var/lib/dpkg"
+mkdir -p "$1/home" "$1/var/lib" "$1/var/cache" "$1/opt" "$1/srv" "$1/var/mail"
 for folder in /etc /usr/local/bin /usr/local/sbin /home /var/lib /var/cache /var/mail /opt /srv; do
   mount --rbind "$1$folder" $folder
 done
-cp "$1/systemctl" /usr/local/bin/systemctl
+cp "$1/systemctl" "$1/dpkg-query" /usr/local/bin
+echo first > /var/lib/packages
 userdel horovod 2> /dev/null || true
 echo original > /etc/site.conf
 tell() { find /etc \\( -type f -exec sha256sum {} + \\) -o \\( -type l -printf '%l  %p\\n' \\) | sort; }
@@ -58,6 +64,7 @@ echo b > /etc/systemd/system/cluster-firewall.service
 echo c > /etc/systemd/system/glusterd.service.d/shared-storage.conf
 echo changed > /etc/site.conf
 echo e > /etc/later.conf
+echo ours >> /var/lib/packages
 host "$1" note '{"files": ["/etc/systemd/system/cluster-firewall.service", "/etc/systemd/system/glusterd.service.d",
   "/etc/systemd/system/glusterd.service.d/shared-storage.conf", "/etc/site.conf", "/etc/later.conf"],
   "units": ["cluster-firewall.service"]}'
@@ -74,8 +81,9 @@ cp /var/lib/calls "$1/calls"
 @pytest.fixture
 def machine(tmp_path: Path):
     shutil.copy(ON_NODE / "adopted_host.py", tmp_path)
-    (tmp_path / "systemctl").write_text(SYSTEMCTL)
-    (tmp_path / "systemctl").chmod(0o755)
+    for name, text in (("systemctl", SYSTEMCTL), ("dpkg-query", DPKG_QUERY)):
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
 
     def run(*steps: str) -> dict[str, str]:
         script = "\n".join((PREPARE, *steps))
@@ -92,7 +100,7 @@ def test_released_machine_is_as_it_was_before_the_first_deploy(machine):
     assert found["after"] == found["before"]
     # The data of the share stays and is named.
     assert found["folders"] == "/srv/share\n"
-    assert found["said"] == '{"known": true, "kept": [], "left": ["/srv/share"], "packages": []}\n'
+    assert found["said"] == '{"known": true, "kept": [], "left": ["/srv/share"], "packages": ["ours"]}\n'
 
 
 def test_only_our_unit_ends_and_a_service_of_others_runs_again_without_our_settings(machine):
@@ -100,6 +108,15 @@ def test_only_our_unit_ends_and_a_service_of_others_runs_again_without_our_setti
     assert "disable --now cluster-firewall.service" in calls
     assert calls.index("daemon-reload") < calls.index("restart glusterd.service")
     assert not [call for call in calls if "ssh" in call]
+
+
+def test_package_that_somebody_installed_between_deploys_stays_as_it_is(machine):
+    later = 'echo theirs >> /var/lib/packages; host "$1" begin /home/shared; echo more >> /var/lib/packages'
+    found = machine(DEPLOY, later, RELEASE)
+    assert '"packages": ["more", "ours"]' in found["said"]
+    calls = found["calls"].splitlines()
+    assert {"disable ours.service", "stop ours.service", "stop more.service"} <= set(calls)
+    assert not [call for call in calls if "theirs" in call or "first" in call]
 
 
 def test_file_that_somebody_changed_since_is_kept_and_named(machine):

@@ -24,6 +24,8 @@ from pathlib import Path
 OWN = Path("/var/lib/horovod-cluster")
 KEPT = OWN / "original"
 STATE, CHANGES, FILES = KEPT / "state.json", KEPT / "changes.json", KEPT / "files.tar.gz"
+# What was installed when a deploy began that has noted nothing yet. Between deploys others install packages too.
+INSTALLED = KEPT / "installed.json"
 # write_files.py adds the files that it writes, and saves those of packages that came later.
 WRITTEN, OF_PACKAGES = KEPT / "written", KEPT / "packages"
 SAVED = ("/etc", "/usr/local/bin", "/usr/local/sbin")
@@ -40,8 +42,6 @@ SYSCTLS = (
     *("net.ipv4.tcp_slow_start_after_idle", "net.ipv4.tcp_congestion_control"),
 )
 ACCOUNT_FILES = ("passwd", "group", "shadow", "gshadow", "subuid", "subgid")
-NETWORK_FILE_SYSTEMS = ("nfs", "nfs4", "cifs", "lustre", "gpfs", "beegfs", "ceph", "autofs", "fuse.glusterfs")
-FIRST_ID, IDS = 1500, 100
 # Field of cluster.yml -> the units that its role would give other settings.
 UNITS = {
     "features.data": ("nginx.service",),
@@ -49,6 +49,8 @@ UNITS = {
     "features.slurm": ("slurmctld.service", "slurmd.service"),
 }
 VOLUMES, EXPORTS = Path("/var/lib/glusterd/vols"), Path("/var/lib/nfs/etab")
+NETWORK_FILE_SYSTEMS = ("nfs", "nfs4", "cifs", "lustre", "gpfs", "beegfs", "ceph", "autofs", "fuse.glusterfs")
+FIRST_ID, IDS = 1500, 100
 
 
 def run(*argv, check=False):
@@ -74,8 +76,6 @@ def look(account):
     }
 
 
-def answers(ask, key):
-    try:
 def refused_by(account):
     """The option of the SSH server that does not let the account log in; "" if there is none."""
     settings = [line.split(None, 1) for line in run("sshd", "-T").splitlines() if " " in line]
@@ -110,6 +110,8 @@ def others():
     return {field: ", ".join(names) for field, names in found.items() if names}
 
 
+def answers(ask, key):
+    try:
         return ask(key)
     except KeyError:
         return None
@@ -142,15 +144,17 @@ def sysctls():
 
 
 def begin(account, share):
+    KEPT.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if not INSTALLED.exists():
+        write(INSTALLED, packages())
     if STATE.exists():
         return
-    KEPT.mkdir(mode=0o700, parents=True, exist_ok=True)
     with tarfile.open(FILES, "w:gz") as tar:
         for folder in SAVED:
             tar.add(folder, filter=lambda one: one if one.size <= LARGEST else None)
     FILES.chmod(0o600)
     state = {
-        **{"packages": packages(), "units": unit_files(), "active": active_units(), "sysctls": sysctls()},
+        **{"units": unit_files(), "active": active_units(), "sysctls": sysctls()},
         "account": answers(pwd.getpwnam, account) is not None,
         "existed": [path for path in (*CREATED, *DATA) if os.path.lexists(path)],
         "mount_point": "" if os.path.lexists(share) else share,
@@ -183,17 +187,25 @@ def note(new):
     written = WRITTEN.read_text().splitlines() if WRITTEN.exists() else []
     paths = sorted({*found.get("files", {}), *new.get("files", []), *written})
     units = sorted({*found.get("units", []), *new.get("units", [])})
-    write(CHANGES, {"files": {path: digest(path) for path in paths}, "units": units})
+    files = {path: digest(path) for path in paths}
+    write(CHANGES, {"files": files, "units": units, "packages": came(found.get("packages", []))})
+    INSTALLED.unlink(missing_ok=True)
+
+
+def came(known):
+    """The packages of all deploys, with those of one that has noted nothing."""
+    new = set(packages()) - set(read(INSTALLED)) if INSTALLED.exists() else set()
+    return sorted({*known, *new})
 
 
 def release(account):
     if not STATE.exists():
         return {"known": False}
     # A deploy that ended early has noted nothing.
-    state, changes = read(STATE), {"files": {}, "units": []} | read(CHANGES)
+    state, changes = read(STATE), {"files": {}, "units": [], "packages": []} | read(CHANGES)
     left = [path for path in DATA if os.path.exists(path) and path not in state["existed"]]
     said = {"known": True, "kept": [], "left": left}
-    added = sorted(set(packages()) - set(state["packages"]))
+    added = came(changes["packages"])
     stop_ours(changes["files"])
     with tarfile.open(FILES) as tar:
         members = {f"/{one.name}": one for one in tar.getmembers()}
@@ -309,9 +321,9 @@ def with_drop_ins(files):
 def restore_units(state, changed, added):
     """Units that roles changed get their state back; those of packages that came with the cluster are switched off."""
     listed = run("dpkg-query", "--listfiles", *added).splitlines() if added else []
-    came = {os.path.basename(path) for path in listed if "/systemd/system/" in path}
+    theirs = {os.path.basename(path) for path in listed if "/systemd/system/" in path}
     now = unit_files()
-    for unit in sorted({*changed, *came} & now.keys()):
+    for unit in sorted({*changed, *theirs} & now.keys()):
         before = state["units"].get(unit)
         if before == "enabled" and now[unit] != "enabled":
             run("systemctl", "enable", unit)
