@@ -11,7 +11,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from cluster.core import files
+from cluster.core import files, ssh
 from cluster.core.config import Cluster
 from cluster.core.contract import Contract
 from cluster.core.errors import InfraError, UserError
@@ -104,7 +104,7 @@ def fingerprint(certificate: Path) -> str:
 
 def url(cluster: Cluster, contract: Contract) -> str:
     address = contract.address(contract.head)
-    return f"https://{f'[{address}]' if ':' in address else address}:{cluster.ports.jupyter}/lab"
+    return f"https://{ssh.bracketed(address)}:{cluster.ports.jupyter}/lab"
 
 
 def run(env: str, show_token: bool, as_json: bool) -> int:
@@ -133,7 +133,7 @@ def run(env: str, show_token: bool, as_json: bool) -> int:
     hint = f"{found['token_file']} (`make lab TOKEN=1 ENV={env}` prints it)"
     print(f"token           {found.get('token') or hint}")
     if contract.login.jump_host:
-        host, port = contract.address(contract.head), cluster.ports.jupyter
+        host, port = ssh.bracketed(contract.address(contract.head)), cluster.ports.jupyter
         tunnel = f"ssh -L {port}:{host}:{port} {contract.login.jump_host}"
         print(f"from outside    {tunnel}   and open https://localhost:{port}/lab")
     return 0

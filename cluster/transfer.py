@@ -57,7 +57,7 @@ def copy(contract: Contract, source: str, target: str) -> None:
 
 
 def address(contract: Contract, path: str) -> str:
-    return f"{ssh.argv(contract, contract.head)[-1]}:{path}"
+    return f"{contract.login.user}@{ssh.bracketed(contract.address(contract.head))}:{path}"
 
 
 def put(env: str, source: str, target: str) -> None:

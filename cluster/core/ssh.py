@@ -37,6 +37,11 @@ def argv(contract: Contract, node: str, *command: str, batch: bool = True) -> li
     return [*words, f"{contract.login.user}@{contract.address(node)}", *command]
 
 
+def bracketed(address: str) -> str:
+    """For a path or a port behind it: an IPv6 address has colons of its own."""
+    return f"[{address}]" if ":" in address else address
+
+
 def as_training_account(contract: Contract, node: str, words: Sequence[str]) -> list[str]:
     """The same, as the account that training runs as. SUDO_COMMAND holds the whole command and would be handed on."""
     return argv(contract, node, f"sudo -u {layout()['user']} -H env -u SUDO_COMMAND " + shlex.join(words))

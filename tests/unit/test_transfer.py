@@ -36,6 +36,12 @@ def test_files_belong_to_the_training_account_and_the_host_key_is_checked(contra
     assert words[-3:] == ["--", "./a", "ops@10.9.0.10:/shared/datasets"]
 
 
+def test_ipv6_address_of_the_head_is_told_from_the_path(contract: Contract) -> None:
+    head = contract.nodes["head"].model_copy(update={"management_address": "fd00::10"})
+    found = contract.model_copy(update={"nodes": {**contract.nodes, "head": head}})
+    assert transfer.address(found, "/shared/runs") == "ops@[fd00::10]:/shared/runs"
+
+
 @pytest.mark.parametrize("words", [["put"], ["put", "/no/such/file"], ["get"], ["put", "/etc/hostname"]])
 def test_missing_source_or_cluster_ends_in_one_line(
     words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
