@@ -22,6 +22,8 @@ PR_SET_PDEATHSIG = 1
 # salloc says this on standard error.
 NUMBER = re.compile(r"salloc: (Pending|Granted) job allocation (\d+)")
 POLL_SECONDS = 5.0
+# A node that restarts is back by then.
+MOST_UNAVAILABLE = 60.0
 MOST_PREEMPTIONS = 3
 # What Slurm calls the end of a job that nobody here wanted, and what to do about it.
 ENDINGS = {
@@ -46,9 +48,9 @@ def look(job: str) -> Job | None:
     return slurm_queue.parse(lines[-1]) if lines else None
 
 
-def down() -> str:
-    """The nodes that do not answer Slurm."""
-    words = ["sinfo", "--noheader", "--Node", "--states=down,fail,no_respond", "--format=%N"]
+def unavailable() -> str:
+    """The nodes that do not answer Slurm, or that it gives to nobody."""
+    words = ["sinfo", "--noheader", "--Node", "--states=down,drain,fail,no_respond", "--format=%N"]
     try:
         found = subprocess.run(words, capture_output=True, text=True, timeout=20).stdout.split()
     except subprocess.TimeoutExpired:
@@ -61,7 +63,8 @@ class Launch:
 
     def __init__(self, argv: list[str]) -> None:
         self.job = ""
-        self.granted = threading.Event()
+        self.decided = threading.Event()  # granted, or ended without
+        self.refused = ""
         # The launcher dies with us, and salloc gives its allocation back when it gets SIGTERM.
         self.process = subprocess.Popen(
             argv,
@@ -73,7 +76,8 @@ class Launch:
         )
         self.reader = threading.Thread(target=self.read, daemon=True)
         self.reader.start()
-        threading.Thread(target=self.report, daemon=True).start()
+        self.reporter = threading.Thread(target=self.report, daemon=True)
+        self.reporter.start()
 
     def read(self) -> None:
         for line in self.process.stderr or ():
@@ -83,14 +87,20 @@ class Launch:
                 self.job = match[2]
                 if match[1] == "Granted":
                     emit(Allocation(self.job, "RUNNING"))
-                    self.granted.set()
+                    self.decided.set()
 
     def report(self) -> None:
-        """Say how the request stands, until it is granted."""
-        while not self.granted.wait(POLL_SECONDS) and self.process.poll() is None:
+        """Say how the request stands, until it is granted. Give up if its nodes stay unavailable."""
+        since = time.monotonic()
+        while not self.decided.wait(POLL_SECONDS) and self.process.poll() is None:
             found = look(self.job) if self.job else None
-            if found and not self.granted.is_set():
+            if found and not self.decided.is_set():
                 emit(Allocation(self.job, found.state, found.reason, found.expected))
+            if not found or not slurm_queue.lacks_nodes(found):
+                since = time.monotonic()
+            elif time.monotonic() - since > MOST_UNAVAILABLE:
+                self.refused = f"Slurm does not give out {unavailable()}: {found.reason}"
+                self.end()
 
     def end(self) -> None:
         for number, seconds in ((signal.SIGTERM, 3), (signal.SIGKILL, 1)):
@@ -108,7 +118,10 @@ class Launch:
     def wait(self) -> tuple[int, str]:
         """The launcher's exit code, and how Slurm calls the end of the allocation."""
         code = self.process.wait()
+        self.decided.set()
         self.reader.join(timeout=5)
+        # It may be cancelling the request.
+        self.reporter.join(timeout=30)
         found = look(self.job) if code and self.job else None
         return code, found.state if found else ""
 
@@ -138,8 +151,10 @@ def main() -> None:
             break
         emit(Allocation(running[-1].job, state))
         running.append(Launch(sys.argv[1:]))
-    if why := ENDINGS.get(state):
-        text = why.format(tries=len(running), nodes=down() if "{nodes}" in why else "")
+    if running[-1].refused:
+        print(f"Error: {running[-1].refused}; see `sinfo --list-reasons`", file=sys.stderr)
+    elif why := ENDINGS.get(state):
+        text = why.format(tries=len(running), nodes=unavailable() if "{nodes}" in why else "")
         print(f"Error: Slurm ended job {running[-1].job} ({state}): {text}", file=sys.stderr)
     sys.stdout.flush()
     sys.stderr.flush()

@@ -1,5 +1,6 @@
 """A line of Slurm's squeue. Text, because its JSON changes between versions. Standard library only."""
 
+import re
 from dataclasses import dataclass
 
 FORMAT = "%T|%r|%S"
@@ -10,6 +11,11 @@ class Job:
     state: str
     reason: str = ""
     expected: str = ""  # start of a job that waits
+
+
+def lacks_nodes(job: Job) -> bool:
+    """Whether a job waits for nodes that are down or drained, not for other jobs."""
+    return job.state == "PENDING" and bool(re.search(r"UnavailableNodes:\w|DOWN, DRAINED", job.reason))
 
 
 def parse(line: str) -> Job | None:

@@ -41,9 +41,9 @@ STANDINS = {
 echo "$@" >> $FOLDER/requests
 n=$(wc -l < $FOLDER/requests)
 [ -z "$PENDING" ] || { echo "salloc: Pending job allocation $n" >&2; sleep $PENDING; }
-echo "salloc: Granted job allocation $n" >&2
 while [ "${1#--}" != "$1" ]; do shift; done
 trap 'touch $FOLDER/given-back; kill $child; exit 1' TERM
+echo "salloc: Granted job allocation $n" >&2
 "$@" & child=$!
 wait $child
 code=$?
@@ -52,7 +52,8 @@ exit $code
 """,
     "squeue": """
 n=$(wc -l < $FOLDER/requests)
-if [ $n -le "${LOST:-0}" ]; then echo "$STATE|None|N/A"; else echo "PENDING|Resources|2026-11-19T05:40:00"; fi
+: ${REASON:=Resources}
+if [ $n -le "${LOST:-0}" ]; then echo "$STATE|None|N/A"; else echo "PENDING|$REASON|2026-11-19T05:40:00"; fi
 """,
     "scancel": 'echo "$@" >> $FOLDER/cancelled\n',
     "sinfo": "echo w1; echo w1\n",
@@ -64,7 +65,11 @@ def start(folder: Path, *command: str, **variables: str) -> subprocess.Popen[str
         (folder / name).write_text(f"#!/bin/bash\n{text}")
         (folder / name).chmod(0o755)
     env = {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}", "FOLDER": str(folder), **variables}
-    words = [sys.executable, "-c", "from bench.worker import slurm_launch as s; s.POLL_SECONDS = 0.2; s.main()"]
+    words = [
+        sys.executable,
+        "-c",
+        "from bench.worker import slurm_launch as s; s.POLL_SECONDS = 0.2; s.MOST_UNAVAILABLE = 1; s.main()",
+    ]
     pipe = subprocess.PIPE
     return subprocess.Popen(
         [*words, "salloc", "--x", *command], env=env, cwd=ROOT, stdin=pipe, stdout=pipe, stderr=pipe, text=True
@@ -158,6 +163,14 @@ def test_end_of_a_job_is_explained(tmp_path: Path, state: str, said: str) -> Non
     assert process.returncode == 1
     assert f"Error: Slurm ended job 1 ({state})" in text
     assert said in text
+
+
+def test_request_for_a_node_that_is_down_is_given_up(tmp_path: Path) -> None:
+    process = start(tmp_path, "true", PENDING="30", REASON="ReqNodeNotAvail, UnavailableNodes:w1")
+    _, text = finish(process)
+    assert process.returncode != 0
+    assert "Error: Slurm does not give out w1: ReqNodeNotAvail, UnavailableNodes:w1" in text
+    assert (tmp_path / "cancelled").read_text() == "1\n"
 
 
 def test_users_run_takes_its_nodes_from_the_queue(tmp_path: Path) -> None:
