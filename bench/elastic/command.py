@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -11,7 +12,7 @@ from pathlib import Path
 from bench.elastic import report, trace
 from bench.elastic.faults import FAULTS, Fault, Target, kill_rank, resume_node, start_node
 from bench.elastic.live import Live, place_of_rank
-from bench.elastic.report import Measured
+from bench.elastic.report import Checked, Measured
 from bench.results import store
 from bench.run import command as run_command
 from bench.run import nodes, request
@@ -61,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
             Measurement(args.env, state, contract, progress).run(folder, faults, args.times)
     console.print((folder / report.TABLE).read_text(), markup=False)
     console.print(f"saved in {folder}", markup=False)
-    return 0
+    return 1 if any(one.problems for one in report.read(folder, report.CHECKS, Checked)) else 0
 
 
 def chosen(names: list[str] | None, contract: Contract) -> list[Fault]:
@@ -95,7 +96,7 @@ class Measurement:
 
     def run(self, folder: Path, faults: list[Fault], times: int) -> None:
         """One run of the example; the faults, one after the other, each when all nodes have trained for a while."""
-        measured = report.read(folder)
+        measured = report.read(folder, report.RECORDS, Measured)
         done = {(one.fault, one.round) for one in measured}
         pending = [(n, fault) for n in range(1, times + 1) for fault in faults if (fault.name, n) not in done]
         if pending:
@@ -105,17 +106,32 @@ class Measurement:
                     self.progress.now("elastic", f"round {number} of {times}: {fault.name}")
                     for one in self.measure(live, fault, number):
                         measured.append(one)
-                        report.append(folder, one)
+                        report.append(folder, report.RECORDS, one)
                         self.progress.line(f"{one.fault}: next step after {one.recovery.seconds:.1f} s")
             finally:
                 self.end(live)
+            report.append(folder, report.CHECKS, self.check(live))
         report.write(folder, measured, self.contract)
 
+    @property
+    def batch(self) -> int:
+        return 32 if self.contract.gpus_per_node else 8
+
+    @property
+    def micro_batches(self) -> int:
+        return 12 * max(self.contract.gpus_per_node, 1)
+
+    def check(self, live: Live) -> Checked:
+        """What the example's training was, faults included."""
+        rows = trace.until_cancelled(live.rows("+1"))
+        images = {image for row in rows for image in row.images}
+        steps_per_epoch = math.ceil(len(images) / (self.batch * self.micro_batches))
+        return Checked(live.run, len(trace.kept(rows)), len(images), trace.problems(rows, images, steps_per_epoch))
+
     def start(self) -> Live:
-        gpus = self.contract.gpus_per_node
-        size = ("--batch", "32") if gpus else ("--model", "small", "--pixels", "32", "--batch", "8", "--workers", "0")
-        micro = ("--micro-batches", str(12 * max(gpus, 1)))
-        words = ["python", SCRIPT, *size, *micro, "--epochs", str(FOREVER), "--trace"]
+        small = () if self.contract.gpus_per_node else ("--model", "small", "--pixels", "32", "--workers", "0")
+        size = ("--batch", str(self.batch), "--micro-batches", str(self.micro_batches))
+        words = ["python", SCRIPT, *small, *size, "--epochs", str(FOREVER), "--trace"]
         parser = argparse.ArgumentParser()
         run_command.configure(parser)
         options = [

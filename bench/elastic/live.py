@@ -25,9 +25,10 @@ class Live:
     contract: Contract
     run: str
 
-    def rows(self, steps: int = LAST_STEPS) -> list[Row]:
+    def rows(self, lines: str = str(LAST_STEPS)) -> list[Row]:
+        """The last steps of each process; with +1, all of them."""
         folder = f"{nodes.share_folder(self.contract, self.run)}/out"
-        show = f'cd {folder} && for f in trace-*.jsonl; do tail -n {steps} "$f" 2>/dev/null | sed "s/^/$f:/"; done'
+        show = f'cd {folder} && for f in trace-*.jsonl; do tail -n {lines} "$f" 2>/dev/null | sed "s/^/$f:/"; done'
         return trace.parse(self.on_head(show))
 
     def on_head(self, command: str) -> str:

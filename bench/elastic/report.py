@@ -6,14 +6,15 @@ import json
 import statistics
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from bench.elastic.trace import Recovery
 from bench.worker.step_statistics import median_interval
 from cluster.core import files
 from cluster.core.contract import Contract
 
-RECORDS, TABLE, PLOT = "faults.jsonl", "report.md", "dip.svg"
+T = TypeVar("T")
+RECORDS, CHECKS, TABLE, PLOT = "faults.jsonl", "checks.jsonl", "report.md", "dip.svg"
 COLUMNS = ("fault", "n", "next step after s (95%)", "without a step s", "steps lost", "nodes", "images/s")
 
 
@@ -29,17 +30,33 @@ class Measured:
     series: list[tuple[float, float]]
 
 
-def append(folder: Path, one: Measured) -> None:
+@dataclass(frozen=True)
+class Checked:
+    """Whether the training of a run was right in spite of the faults: trace.problems."""
+
+    run: str
+    steps: int
+    images: int
+    problems: list[str]
+
+    def __str__(self) -> str:
+        found = "; ".join(self.problems[:5])
+        right = "all processes had the same weights after each, went on from the last commit after each fault, "
+        right += f"and used each of {self.images} images once per epoch"
+        return f"Run {self.run}, {self.steps} steps: {found or right}."
+
+
+def append(folder: Path, name: str, one: Measured | Checked) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / RECORDS).open("a") as file:
+    with (folder / name).open("a") as file:
         file.write(json.dumps(asdict(one)) + "\n")
 
 
-def read(folder: Path) -> list[Measured]:
+def read(folder: Path, name: str, kind: type[T]) -> list[T]:
     """What an earlier measurement wrote, so that another one can go on."""
-    file = folder / RECORDS
+    file = folder / name
     lines = files.text(file).splitlines() if file.exists() else []
-    return [files.answer(line, str(file), Measured) for line in lines]
+    return [files.answer(line, str(file), kind) for line in lines]
 
 
 def cells(name: str, found: list[Recovery]) -> list[str]:
@@ -97,5 +114,6 @@ def write(folder: Path, measured: list[Measured], contract: Contract) -> None:
     from bench import charts
 
     text = f"# Faults of an elastic run on {len(contract.compute)} nodes\n\n{table(measured)}\n{caveat(contract)}"
-    (folder / TABLE).write_text(f"{text}\n![Images per second around each fault]({PLOT})\n")
+    checks = "".join(f"\n{one}\n" for one in read(folder, CHECKS, Checked))
+    (folder / TABLE).write_text(f"{text}{checks}\n![Images per second around each fault]({PLOT})\n")
     charts.write(chart(measured), folder / PLOT)

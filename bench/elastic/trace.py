@@ -97,6 +97,12 @@ def problems(rows: Iterable[Row], images: Iterable[int], steps_per_epoch: int) -
     return found
 
 
+def until_cancelled(rows: Sequence[Row]) -> list[Row]:
+    """Without the last step, which only some processes may have ended when the run was cancelled."""
+    last = max((row.step for row in rows), default=0)
+    return [row for row in rows if row.step < last]
+
+
 def wrong_starts(rows: Sequence[Row]) -> list[str]:
     """Generations that did not start, on all processes, from the weights after the step before their first."""
     found = []

@@ -12,7 +12,7 @@ from test_run import nodes
 from bench.elastic import command, report, trace
 from bench.elastic.faults import FAULTS, Fault
 from bench.elastic.live import Live
-from bench.elastic.report import Measured
+from bench.elastic.report import Checked, Measured
 from bench.elastic.trace import Row
 from cluster.core.errors import InfraError, UserError
 from cluster.core.progress import Progress
@@ -118,6 +118,9 @@ class Scripted(command.Measurement):
 
     def end(self, live: Live) -> None: ...
 
+    def check(self, live: Live) -> Checked:
+        return Checked("r", 8, 12, [])
+
     def measure(self, live: Live, fault: Fault, number: int) -> list[Measured]:
         if len(self.asked) == self.good:
             raise InfraError("node w1 is lost")
@@ -125,6 +128,35 @@ class Scripted(command.Measurement):
         recovery = trace.recovery(disturbed(), 3.5, 3)
         assert recovery
         return [Measured(fault.name, number, "w1", 3.5, recovery, trace.series(disturbed(), 3.5))]
+
+
+class Traced(Live):
+    """A run whose last step only one process had ended when it was cancelled."""
+
+    def rows(self, lines: str = "") -> list[Row]:
+        assert lines == "+1"
+        return [*disturbed(), step(8, 16.0, 2, 2)[0]]
+
+
+def test_report_says_whether_the_training_was_right_in_spite_of_the_faults(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command.Measurement, "batch", 1)
+    monkeypatch.setattr(command.Measurement, "micro_batches", 3)
+    measurement = command.Measurement("x", State("x"), nodes(3), Progress("x"))
+    good = measurement.check(Traced(nodes(3), "r"))
+    assert good == Checked("r", 8, 12, [])
+    monkeypatch.setattr(Traced, "rows", lambda *_: [*changed(weights=1), *step(8, 16.0, 2, 2)])
+    bad = measurement.check(Traced(nodes(3), "s"))
+    assert bad.problems == ["step 6: the weights differ between ranks"]
+    recovery = trace.recovery(disturbed(), 3.5, 3)
+    assert recovery
+    for one in (good, bad):
+        report.append(tmp_path, report.CHECKS, one)
+    report.write(tmp_path, [Measured("rank killed", 1, "w1", 3.5, recovery, [(0.0, 1.0)])], nodes(3))
+    text = (tmp_path / "report.md").read_text()
+    assert "Run r, 8 steps: all processes had the same weights" in text and "each of 12 images once per epoch." in text
+    assert "Run s, 8 steps: step 6: the weights differ between ranks." in text
 
 
 def test_interrupted_measurement_is_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
