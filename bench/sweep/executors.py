@@ -200,7 +200,7 @@ class SlurmJobExecutor:
                 f"plan.engines: jobs of ENV={self.state.env} start without mpirun and containers; use {known}"
             )
         jobs = self.provider.jobs
-        start = [self.provider.section.python, jobs.worker]
+        start = [jobs.python, jobs.worker]
         # What is measured under which settings: a job of an interrupted sweep that did the same is collected.
         same = [launch.name, launch.engine, len(launch.hosts), launch.slots, launch.program, launch.environment]
         name = f"{self.cluster.name}-{hashlib.sha256(json.dumps(same).encode()).hexdigest()[:12]}"

@@ -16,7 +16,8 @@ PROGRAMS = (
         "run_launch",
     ),
     "learn",
-    *("run_packages", "run_rank", "run_torchrun", "slurm_launch", "slurm_probe", "slurm_rank", "stages", "supervise"),
+    *("run_packages", "run_rank", "run_torchrun", "slurm_build", "slurm_launch", "slurm_probe", "slurm_rank"),
+    *("stages", "supervise"),
     *("topology", "trials", "verify", "verify_split"),
 )
 

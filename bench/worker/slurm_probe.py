@@ -6,6 +6,7 @@ slurm_probe [SUBNET]      started by slurm_rank; the sum goes over the subnet, o
 import json
 import os
 import platform
+import shutil
 import socket
 import sys
 from pathlib import Path
@@ -53,6 +54,8 @@ def facts(subnet: str) -> dict[str, object]:
         "interface": interface(subnet),
         "interfaces": dict(fabric.addresses()),
         "adapters": sorted(path.name for path in Path("/sys/class/infiniband").glob("*")),
+        "mpi": shutil.which("mpirun") or "",
+        "nccl": ".".join(map(str, torch.cuda.nccl.version())) if torch.cuda.is_available() else "",
         "gpus": accelerator.names(),
     }
 

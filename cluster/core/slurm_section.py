@@ -20,7 +20,8 @@ class Slurm(Section):
     login: Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.@-]*$", description="user@host, or local: here")]
     key: str | None = Field(default=None, description="private key for the login host; null: as your ssh chooses")
     folder: Folder = Field(description="new folder that the login host and all compute nodes see; destroy removes it")
-    python: Folder = Field(description="Python on the compute nodes that has torch and Horovod")
+    python: Folder = Field(description="Python on the compute nodes; it has torch and Horovod, unless build is true")
+    build: bool = Field(default=False, description="build torch and Horovod into folder, by a job at deploy")
     subnets: dict[str, NodeNetwork] = Field(
         default={}, description="fabric -> its addresses on compute nodes; a fabric without one uses the default route"
     )

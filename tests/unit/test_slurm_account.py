@@ -336,3 +336,23 @@ def test_trial_records_its_job_and_the_repeated_events_of_a_second_start_are_ign
     (tmp_path / "output").write_text("\n".join(lines) + "\n")
     Attempt(sweep, group, sweep.launch(group, SpecFile("x", "y"), runner.spec.Scaling()), "logs/a.log", "now").run()
     assert [(trial.id, trial.job) for trial in folder.trials()] == [(first.id, "7"), (second.id, "8")]
+
+
+def test_login_host_that_is_silent_for_a_while_ends_nothing(slurm: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs = slurm.jobs()
+    answer, silent = jobs.login.run, [True, True]
+
+    def run(words: list[str], content: bytes | None = None) -> subprocess.CompletedProcess[bytes]:
+        if "squeue" in words[2] and silent:
+            silent.pop()
+            raise InfraError("cluster.slurm.login: cannot log in")
+        return answer(words, content)
+
+    monkeypatch.setattr(jobs.login, "run", run)
+    told: list[Allocation] = []
+    jobs.tell = told.append
+    slurm.run("echo", "arrived", jobs=jobs)
+    assert slurm.lines == ["arrived"]
+    assert not silent
+    assert [one.state for one in told][:2] == ["UNKNOWN", "UNKNOWN"]
+    assert not (slurm.fake / "cancelled").exists()

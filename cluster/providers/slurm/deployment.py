@@ -42,6 +42,8 @@ class NodeFacts(TypedDict):
     interface: str
     interfaces: dict[str, str]
     adapters: list[str]
+    mpi: str
+    nccl: str
     gpus: list[str]
 
 
@@ -52,7 +54,7 @@ class Probe(TypedDict):
 
 
 def create(jobs: Jobs, name: str, nodes: int, gpus: int, subnet: str) -> None:
-    command = [jobs.section.python, jobs.worker]
+    command = [jobs.python, jobs.worker]
     request = Request(
         name=f"{name}-probe",
         folder=jobs.folder(f"{name}-probe"),

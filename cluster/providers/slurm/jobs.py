@@ -36,6 +36,8 @@ true
 # A requeued job is for a moment in the state that ended its last attempt.
 SURE_AFTER = 2
 ERROR_LINES = 50
+# A login host that restarts is back by then. The job goes on meanwhile.
+MOST_SILENT = 600.0
 Print = Callable[[str], None]
 
 
@@ -65,10 +67,17 @@ class Jobs:
         self.login, self.ledger = Login(section), Ledger(state_dir / "jobs.jsonl")
         self.marker = state_dir / "slurm-marker"
         self.stop = threading.Event()
+        # Shows a job that waits or ends; bench reads events.
+        self.tell: Callable[[Allocation], None] = emit
 
     @property
     def worker(self) -> str:
         return f"{self.section.folder}/worker/{worker_files.digest()}"
+
+    @property
+    def python(self) -> str:
+        """The Python that has torch and Horovod."""
+        return f"{self.section.folder}/venv/bin/python" if self.section.build else self.section.python
 
     def folder(self, name: str) -> str:
         return f"{self.section.folder}/jobs/{name}"
@@ -152,14 +161,24 @@ class Jobs:
     def follow(self, request: Request, job: str, out: Print) -> None:
         state, attempt, offset, ended, rest = "", "", 0, 0, b""
         folder = self.folder(request.name)
+        answered = time.monotonic()
         while True:
-            now = seen(self.login.run(["sh", "-c", LOOK, "sh", folder, job, attempt, str(offset)]).stdout)
+            try:
+                now = seen(self.login.run(["sh", "-c", LOOK, "sh", folder, job, attempt, str(offset)]).stdout)
+            except InfraError as error:
+                if time.monotonic() - answered > MOST_SILENT:
+                    raise
+                state = "UNKNOWN"
+                self.tell(Allocation(job, state, str(error)))
+                self.pause(job)
+                continue
+            answered = time.monotonic()
             if now.attempt != attempt:
                 attempt, offset, rest = now.attempt, 0, b""
             offset += len(now.output)
             *lines, rest = (rest + now.output).split(b"\n")
             if now.state != "RUNNING" or state != now.state:
-                emit(Allocation(job, now.state or "UNKNOWN", now.reason, now.expected))
+                self.tell(Allocation(job, now.state or "UNKNOWN", now.reason, now.expected))
             state = now.state
             for line in lines:
                 out(line.decode(errors="replace"))
@@ -170,8 +189,11 @@ class Jobs:
                 if now.code == "0":
                     return
                 raise InfraError(f"Slurm job {job} {self.reason(request, now)}")
-            if self.stop.wait(self.section.poll_seconds):
-                raise InfraError(f"stopped; Slurm job {job} is cancelled")
+            self.pause(job)
+
+    def pause(self, job: str) -> None:
+        if self.stop.wait(self.section.poll_seconds):
+            raise InfraError(f"stopped; Slurm job {job} is cancelled")
 
     def reason(self, request: Request, last: Seen) -> str:
         if last.why:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import subprocess
 from collections.abc import Sequence
+from pathlib import Path
 
 from cluster.core import ssh
 from cluster.core.errors import InfraError, UserError
@@ -44,6 +45,16 @@ class Login:
         if done.returncode:
             raise InfraError(f"{self.section.login}: {words[0]}: {said(done)}")
         return done.stdout.decode(errors="replace")
+
+    def send(self, words: Sequence[str], folder: Path, without: str) -> None:
+        """Pipe a folder as a tar into a command that has to succeed. It may be large."""
+        pack: list[str | Path] = ["tar", "--create", f"--exclude={without}", "--directory", folder, "."]
+        tar = subprocess.Popen(pack, stdout=subprocess.PIPE)
+        done = subprocess.run(self.argv(words), stdin=tar.stdout, capture_output=True)
+        if tar.stdout:
+            tar.stdout.close()
+        if tar.wait() or done.returncode:
+            raise InfraError(f"{self.section.login}: cannot copy {folder.name}: {said(done)}")
 
 
 def said(done: subprocess.CompletedProcess[bytes]) -> str:

@@ -11,7 +11,7 @@ from cluster.core.errors import InfraError, UserError
 from cluster.core.progress import Progress
 from cluster.core.state import State
 from cluster.providers.base import Check, NodeState, Provider
-from cluster.providers.slurm import queue
+from cluster.providers.slurm import build, queue
 from cluster.providers.slurm.jobs import Jobs
 from cluster.providers.slurm.script import Request
 
@@ -25,16 +25,19 @@ class Slurm(Provider):
         self.jobs = Jobs(self.section, state.dir, cluster.gpu_model)
 
     def ensure_image(self, progress: Progress) -> str:
-        return self.section.python
+        return self.jobs.python
 
     def prepare(self, progress: Progress) -> None:
         """Compare cluster.yml with what the cluster has and accepts, before anything is made there."""
         version = self.jobs.login.text(["sinfo", "--version"]).strip()
         progress(f"{self.section.login}: {version}")
-        self.check_partition()
-        self.check_account()
         gpus = self.cluster.gpus_per_node
         self.jobs.test(Request("test", "/tmp", self.cluster.nodes, max(gpus, 1), (), gpus))  # noqa: S108 (not used)
+        # A cluster without enforcement accepts what can never run.
+        self.check_partition()
+        self.check_account()
+        if self.section.build:
+            build.build(self.jobs, self.state, self.cluster, progress)
         progress("two minutes of a job will look at the nodes and add up over all of them")
 
     def check_partition(self) -> None:
@@ -83,9 +86,11 @@ class Slurm(Provider):
         probe = self.state.dir / "probe.json"
         for node in files.mapping(probe)["nodes"] if probe.exists() else []:
             gpus = ", ".join(node["gpus"]) or "no GPU"
+            rdma = ", ".join(node["adapters"]) or "no RDMA adapter"
             lines.append(
                 f"{node['node']}: Python {node['python']}, torch {node['torch']}, Horovod {node['horovod']}, x86-64-v"
-                f"{node['cpu_level']}, {node['cores']} cores, interface {node['interface']}, {gpus}"
+                f"{node['cpu_level']}, {node['cores']} cores, interface {node['interface']}, {rdma}, {gpus}"
+                f"{', NCCL ' + node['nccl'] if node['nccl'] else ''}{'' if node['mpi'] else ', no mpirun'}"
             )
         return lines
 
