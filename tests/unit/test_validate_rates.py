@@ -225,6 +225,8 @@ mpirun noticed that process rank 1 with PID 1234 on node w1 exited on signal 6 (
         ("odd words\n", "odd words"),
         ("", "no output"),
     ],
+    # A name with the word ERROR is a failed test to tests/stages.py.
+    ids=["ucx", "ssh", "other", "none"],
 )
 def test_error_of_mpi_is_shown_and_not_its_backtrace(text, first):
     shown = validate.cause(text)
