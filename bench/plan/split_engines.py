@@ -56,8 +56,12 @@ def check(plan: Plan) -> None:
     if plan.data != ["synthetic"]:
         raise UserError(f"plan.data: engine {first} reads no shards; write synthetic")
     for model in plan.models:
+        if plan.stages:
+            stages.check_stages(model, plan.stages, "plan.stages")
         for count in plan.nodes:
             check_model(plan, model, count, engines)
+    if plan.stages and plan.stages > (most := max(plan.nodes)):
+        raise UserError(f"plan.stages: {plan.stages} stages need as many nodes, plan.nodes has {most} at most")
 
 
 def check_model(plan: Plan, model: str, nodes: int, engines: list[str]) -> None:

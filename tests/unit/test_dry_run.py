@@ -52,6 +52,9 @@ def test_rate_and_transport_are_those_of_the_file(plan, capsys) -> None:
         ({"seconds": 0}, "plan.seconds"),
         ({"compute_ms": 1e-300}, "plan.compute_ms"),
         ({"links": {"x": {"rate_gbps": 1e-9}}}, "plan.links.x.rate_gbps"),
+        ({"engines": ["hogwild"], "gpus_per_node": 2}, "plan.engines: hogwild shares the memory of one node, not of 2"),
+        ({"engines": ["pipeline"], "compressions": ["1bit"]}, "engine pipeline does not support 1bit"),
+        ({"engines": ["pipeline"], "models": ["alexnet"], "stages": 99}, "plan.stages: 99 stages, but alexnet has 8"),
     ],
 )
 def test_what_the_cluster_cannot_run_is_refused(plan, fields, message, capsys) -> None:
