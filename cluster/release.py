@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from subprocess import CompletedProcess
+from typing import NotRequired
 
 from typing_extensions import TypedDict
 
@@ -16,13 +17,13 @@ from cluster.providers.baremetal import guest
 from cluster.providers.baremetal.provider import Baremetal
 
 
-class Released(TypedDict, total=False):
+class Released(TypedDict):
     """What `adopted_host.py release` prints."""
 
     known: bool
-    kept: list[str]
-    left: list[str]
-    packages: list[str]
+    kept: NotRequired[list[str]]
+    left: NotRequired[list[str]]
+    packages: NotRequired[list[str]]
 
 
 def run(env: str, yes: bool) -> int:
@@ -67,9 +68,9 @@ def show(host: sections.Host, done: CompletedProcess[str]) -> bool:
         return True
     print(f"{host.name}: restored")
     for title, names in (
-        ("packages that stay", found["packages"]),
-        ("changed by others since, not touched", found["kept"]),
-        ("data that stays", found["left"]),
+        ("packages that stay", found.get("packages")),
+        ("changed by others since, not touched", found.get("kept")),
+        ("data that stays", found.get("left")),
     ):
         if names:
             print(f"  {title}: {' '.join(names)}")

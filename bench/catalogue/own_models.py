@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from pathlib import Path
 
 from bench.catalogue.layers import Layer
@@ -18,7 +17,7 @@ def read(name: str) -> tuple[str, tuple[int, ...], tuple[Layer, ...], int]:
     from cluster.core import files
 
     label = f"--model-file: {name}"
-    lines = csv.reader(files.text(Path(name), label).splitlines())
+    lines = iter(files.table(Path(name), label))
     head = next(lines, [])
     if tuple(head) != COLUMNS:
         raise UserError(f"{label}: the first line must be {','.join(COLUMNS)}; `bench predict --torch` writes it")

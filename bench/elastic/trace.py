@@ -57,10 +57,10 @@ def parse(text: str) -> list[Row]:
         name, _, content = line.partition(".jsonl:")
         try:
             value = json.loads(content)
-        except ValueError:
+            rows.append(Row(name.removeprefix("trace-"), **{**value, "images": tuple(value["images"])}))
+        except (ValueError, TypeError, KeyError):
             # A node stopped while it wrote. Without this line its step counts as incomplete.
             continue
-        rows.append(Row(name.removeprefix("trace-"), **{**value, "images": tuple(value["images"])}))
     return sorted(rows, key=lambda row: row.time)
 
 

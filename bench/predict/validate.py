@@ -5,10 +5,11 @@ Facts that the model needs and that a table lacks are stated here, next to the t
 
 from __future__ import annotations
 
-import csv
 import json
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -159,17 +160,18 @@ def _cluster(row: Row) -> tuple[str, str, str]:
 
 def _rate_of(row: Row) -> float:
     """From its column, or the digits of the fabric (10gbe, ib100), or so high that the fitted ceiling decides."""
-    digits = "".join(character for character in row["fabric"] if character.isdigit())
+    digits = re.sub("[^0-9]", "", row["fabric"])
     return float(row.get("rate_gbps") or digits or 100)
 
 
 def _check_row(where: str, row: Row) -> None:
     for column in ("batch", "gpus", "gpus_per_node"):
-        if not (row[column] or "").isdigit():
+        if not re.fullmatch("[0-9]{1,9}", row[column]):
             raise UserError(f"--table: {where}: {column} {row[column]!r} is not a whole number")
     for column in ("images_per_second", "rate_gbps"):
         if column in row:
-            number(row[column] or "", f"--table: {where}: {column}")
+            number(row[column], f"--table: {where}: {column}")
+    number(str(_rate_of(row)), f"--table: {where}: fabric")
     if row["transport"] not in TABLE_TRANSPORTS:
         known = ", ".join(TRANSPORTS)
         raise UserError(f"--table: {where}: transport {row['transport']!r} is not known, use one of {known}")
@@ -178,7 +180,8 @@ def _check_row(where: str, row: Row) -> None:
 
 
 def read_table(path: Path) -> list[Row]:
-    return list(csv.DictReader(files.text(path, f"--table: {path}").splitlines()))
+    head, *lines = files.table(path, f"--table: {path}") or [[]]
+    return [dict(zip_longest(head, line[: len(head)], fillvalue="")) for line in lines if line]
 
 
 def _lowbandwidth() -> Iterable[Checked]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired
+
+from typing_extensions import TypedDict
 
 from cluster.core import files
 from cluster.core.errors import UserError
@@ -25,16 +28,40 @@ class Failure:
         return f"rank {self.rank} on {self.node} failed first ({how})"
 
 
+class RankEnd(TypedDict):
+    """rank-N.json, which run_agent.py writes."""
+
+    rank: int
+    node: str
+    code: int
+    stopped: bool
+    ended: float
+
+
+class PointState(TypedDict):
+    """state.json of a point, which run_launch.py writes."""
+
+    state: str
+    hosts: list[str]
+    started: NotRequired[float]
+    ended: NotRequired[float]
+
+
+def rank_ends(logs: Path) -> Iterator[tuple[RankEnd, Path]]:
+    """How each rank ended, and its log. A full disk may have cut a record off; the log then still says why."""
+    for path in logs.glob("rank-*.json"):
+        with suppress(UserError):
+            yield files.record(path, RankEnd), path.with_suffix(".log")
+
+
 def first_failure(logs: Path) -> Failure | None:
     """The rank that ended first with an error of its own: a rank that its launcher ended is a consequence."""
-    ends: list[dict[str, Any]] = [
-        files.mapping(path) | {"log": path.with_suffix(".log")} for path in logs.glob("rank-*.json")
-    ]
-    failed = sorted((end for end in ends if end["code"] and not end["stopped"]), key=lambda end: end["ended"])
+    ends = [(end, log) for end, log in rank_ends(logs) if end["code"] and not end["stopped"]]
+    failed = sorted(ends, key=lambda one: one[0]["ended"])
     if not failed:
         return None
-    first = failed[0]
-    found = [(end, last_lines(end["log"])) for end in failed]
+    first = failed[0][0]
+    found = [(end, last_lines(log)) for end, log in failed]
     lines = found[0][1]
     # The same error on every rank, such as a syntax error, is rank 0's.
     for end, others in found:
@@ -62,19 +89,24 @@ def explain(folder: Path, record: dict[str, Any], shown_rank: bool) -> list[str]
         failure = first_failure(place / "logs")
         name = "" if point["name"] == "." else f"{point['name']}: "
         # An elastic run goes on without a rank that failed.
-        if failure and state(place) != "ok":
+        if failure and state(place)["state"] != "ok":
             lines.append(f"{name}{failure}")
             if not (shown_rank and failure.rank == 0):
                 lines += [f"  {line}" for line in failure.lines]
-        elif state(place) == "failed":
+        elif state(place)["state"] == "failed":
             lines.append(f"{name}the launcher failed:")
             lines += [f"  {line}" for line in last_lines(place / "logs/launcher.log")]
     return lines
 
 
-def state(place: Path) -> str:
+def state(place: Path) -> PointState:
     file = place / "state.json"
-    return str(files.mapping(file)["state"]) if file.exists() else "not started"
+    if not file.exists():
+        return PointState(state="not started", hosts=[])
+    try:
+        return files.record(file, PointState)
+    except UserError:
+        return PointState(state="unknown, state.json is damaged", hosts=[])
 
 
 def summary(folder: Path, record: dict[str, Any]) -> list[dict[str, Any]]:
@@ -82,12 +114,14 @@ def summary(folder: Path, record: dict[str, Any]) -> list[dict[str, Any]]:
     rows = []
     for point in record["points"]:
         place = folder / point["name"]
-        row: dict[str, Any] = {**point["values"], "state": "not started"}
-        if (place / "state.json").exists():
-            found = files.mapping(place / "state.json")
-            row |= {"state": found["state"], "nodes": ",".join(found["hosts"])}
-            row["seconds"] = round(found["ended"] - found["started"], 1) if "ended" in found else None
-        rows.append(row | results(place / "out/result.json"))
+        found = state(place)
+        row: dict[str, Any] = {**point["values"], "state": found["state"]}
+        if found["hosts"]:
+            row["nodes"] = ",".join(found["hosts"])
+            complete = "started" in found and "ended" in found
+            row["seconds"] = round(found["ended"] - found["started"], 1) if complete else None
+        # The order of the columns, and no number of the script in the place of ours.
+        rows.append(row | results(place / "out/result.json") | row)
     return rows
 
 

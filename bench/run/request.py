@@ -27,6 +27,8 @@ from cluster.tuning import Tuning
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 GRID_VALUE = re.compile(r"[A-Za-z0-9._+-]+")
 MOST_POINTS = 1000
+# Linux allows 255 bytes.
+LONGEST_FOLDER = 200
 # Why nodes must not shut themselves down, except on AWS, which bills only the disks of stopped instances.
 NOT_STOPPABLE = {"local": "local nodes cost nothing, and podman starts them again; use --then destroy"}
 
@@ -64,12 +66,17 @@ class Request:
         combinations = itertools.product(*(values for _, values in self.grid))
         return [
             {
-                "name": ",".join(f"{name}={value}" for name, value in zip(names, values, strict=True)),
+                "name": folder_name(dict(zip(names, values, strict=True))),
                 "words": [*self.words, *(w for n, v in zip(names, values, strict=True) for w in (f"--{n}", v))],
                 "values": dict(zip(names, values, strict=True)),
             }
             for values in combinations
         ]
+
+
+def folder_name(values: dict[str, str]) -> str:
+    """Of one combination of a grid."""
+    return ",".join(f"{name}={value}" for name, value in values.items())
 
 
 def split_env(values: Sequence[str]) -> tuple[str, dict[str, str]]:
@@ -98,6 +105,8 @@ def grid(texts: Sequence[str]) -> tuple[tuple[str, tuple[str, ...]], ...]:
         points *= len(parts)
     if points > MOST_POINTS:
         raise UserError(f"--grid: {points} combinations; give at most {MOST_POINTS}")
+    if (longest := len(folder_name({name: max(parts, key=len) for name, parts in found.items()}))) > LONGEST_FOLDER:
+        raise UserError(f"--grid: a folder's name would have {longest} characters; give shorter values")
     return tuple(found.items())
 
 

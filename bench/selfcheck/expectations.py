@@ -34,7 +34,7 @@ class Finding:
 
 
 def near(value: float, wanted: float, share: float) -> bool:
-    return abs(value / wanted - 1) <= share
+    return abs(value - wanted) <= share * wanted
 
 
 def cards(contract: Contract, topology: list[dict[str, Any]]) -> list[Finding]:

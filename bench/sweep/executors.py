@@ -23,6 +23,7 @@ from cluster.core.config import Cluster
 from cluster.core.contract import Contract
 from cluster.core.errors import UserError
 from cluster.core.state import State
+from cluster.providers.gpulab.deployment import Probe
 from cluster.providers.gpulab.provider import Gpulab
 from cluster.providers.slurm.provider import Slurm
 from cluster.providers.slurm.script import Request
@@ -113,9 +114,8 @@ class GpulabExecutor:
         self.spec = b""
 
     def probed(self, contract: Contract) -> Contract:
-        if not self.provider.deployment.probe_file.exists():
-            return contract
-        return with_interface(contract, files.mapping(self.provider.deployment.probe_file)["interface"])
+        probe = self.provider.deployment.probe_file
+        return with_interface(contract, files.record(probe, Probe)["interface"]) if probe.exists() else contract
 
     def offline(self, names: list[str]) -> list[str]:
         return []
@@ -172,9 +172,8 @@ class SlurmJobExecutor:
     def __init__(self, contract: Contract, env: str) -> None:
         self.state, self.cluster = State(env), State(env).cluster()
         self.provider = Slurm(self.state, self.cluster)
-        probe = self.state.dir / "probe.json"
-        nodes = files.mapping(probe)["nodes"] if probe.exists() else [{"interface": ""}]
-        self.contract = with_interface(contract, nodes[0]["interface"])
+        found = [node["interface"] for node in self.provider.probed()]
+        self.contract = with_interface(contract, found[0] if found else "")
         self.spec = self.state.dir / "requests" / "spec.json"
 
     def offline(self, names: list[str]) -> list[str]:

@@ -5,6 +5,7 @@ No other module reads such files: what is wrong with a file is one short line, w
 
 from __future__ import annotations
 
+import csv
 import json
 import math
 import stat
@@ -77,6 +78,24 @@ def mapping(path: Path, label: str = "") -> dict[str, Any]:
     if not isinstance(content, dict):
         raise UserError(f"{label or path.name}: not a mapping of names to values, but {type(content).__name__}")
     return content
+
+
+def table(path: Path, label: str = "") -> list[list[str]]:
+    """The lines of a CSV file."""
+    label = label or path.name
+    try:
+        return list(csv.reader(text(path, label).splitlines()))
+    except csv.Error as error:
+        raise UserError(f"{label}: not CSV: {error}") from None
+
+
+def record(path: Path, shape: type[Shape], label: str = "") -> Shape:
+    """The content of a file that one of our own programs wrote, in the given shape."""
+    content = document(path, label)
+    try:
+        return TypeAdapter(shape).validate_python(content)
+    except ValidationError as error:
+        raise UserError(f"{label or path.name}: damaged: {one_line(error, 'content')}") from None
 
 
 def answer(content: str, who: str, shape: type[Shape]) -> Shape:

@@ -15,10 +15,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from typing_extensions import TypedDict
+
 from cluster.core import config, files, lock, tfstate
 from cluster.core.config import ROOT, Cluster
 from cluster.core.errors import InfraError, UserError
 from cluster.core.process import marks
+
+
+class RunMark(TypedDict):
+    """run.json: a run that started, and the command that says on the head whether it goes on."""
+
+    id: str
+    question: list[str]
+
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "horovod-cluster"
 
@@ -110,17 +120,18 @@ class State:
     def detached_run(self) -> str | None:
         """The run that goes on at the nodes. A head that does not answer has none, so that a deploy can repair it."""
         try:
-            known = files.mapping(self.run)
+            known = files.record(self.run, RunMark)
         except UserError:
             return None
         try:
             answer = subprocess.run(
                 known["question"], capture_output=True, text=True, timeout=15, stdin=subprocess.DEVNULL
             )
-        except subprocess.TimeoutExpired:
+        except (subprocess.TimeoutExpired, OSError, ValueError, IndexError):
+            # Without an answer, or without a command that can be started.
             return None
         if answer.stdout.strip() in ("active", "activating", "deactivating"):
-            return str(known["id"])
+            return known["id"]
         self.unmark_run()
         return None
 

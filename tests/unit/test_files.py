@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from typing_extensions import TypedDict
 
 from bench.plan import schema
 from cluster import tuning
@@ -17,6 +18,12 @@ from cluster.providers.base import NodeState
 BOMB = b"a: &a [x,x,x,x,x,x,x,x,x,x]\n" + b"".join(
     b"%c: &%c [%s]\n" % (n, n, b",".join([b"*%c" % (n - 1)] * 10)) for n in b"bcdefgh"
 )
+
+
+class Named(TypedDict):
+    name: str
+
+
 BAD = {
     "a.yml": (b"a: [1", "label: not YAML: "),
     "b.yml": (b"when: 2024-13-45", "label: not YAML: month must be in 1..12"),
@@ -54,6 +61,20 @@ def test_a_bad_file_gives_one_line_with_its_label(name: str, tmp_path: Path) -> 
     assert str(caught.value).startswith(message)
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 400
+
+
+@pytest.mark.parametrize("content", [b'"' + b"x" * 200_000 + b'"', b"a,b\n\xff"])
+def test_a_bad_table_gives_one_line_with_its_label(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_bytes(content)
+    with pytest.raises(UserError, match=r"^label: not [^\n]+$"):
+        files.table(tmp_path / "t.csv", "label")
+
+
+@pytest.mark.parametrize("content", ["[]", "{}", '{"name": 1}', '{"name": "a"', ""])
+def test_a_record_of_ours_has_its_shape_or_is_damaged(content: str, tmp_path: Path) -> None:
+    (tmp_path / "r.json").write_text(content)
+    with pytest.raises(UserError, match=r"^r\.json: "):
+        files.record(tmp_path / "r.json", Named)
 
 
 def test_the_label_of_a_missing_file_is_its_name(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from bench.run import outcome, request, source
 from bench.worker import run_rank
 from cluster.core import config, contract, lock
 from cluster.core.errors import InfraError, UserError
+from cluster.core.state import State
 
 
 def nodes(count: int, gpus: int = 0, storage: str = "glusterfs") -> contract.Contract:
@@ -80,6 +81,7 @@ def test_words_after_the_dashes_are_the_scripts_own(folder: Path) -> None:
         (nodes(2), ("--then", "destroy", "--detach", "--", "python", "train.py"), "--then destroy"),
         (nodes(2), ("--each-nodes", "1", "--", "python", "train.py"), "--each-nodes"),
         (nodes(2), ("--grid", "lr=0.1,../x", "--", "python", "train.py"), "--grid"),
+        (nodes(2), ("--grid", f"lr=0.{'1' * 250}", "--", "python", "train.py"), "--grid: a folder's name"),
     ],
 )
 def test_what_cannot_work_is_refused_in_one_line(
@@ -247,6 +249,36 @@ def test_the_same_error_on_all_ranks_is_rank_0s(tmp_path: Path) -> None:
         ended(tmp_path, rank, 1, 3.0 - rank, f"{rank}\nSyntaxError")
     found = outcome.first_failure(tmp_path)
     assert found is not None and found.rank == 0
+
+
+def test_damaged_records_of_a_run_do_not_hide_how_it_ended(tmp_path: Path) -> None:
+    """A full share cuts records off; a script may call its own numbers as we call ours."""
+    logs, out = tmp_path / "logs", tmp_path / "out"
+    logs.mkdir()
+    out.mkdir()
+    ended(logs, 1, 7, 2.0, "boom\n")
+    for name, content in {"rank-0": '{"rank": 0, "no', "rank-2": "{}", "rank-3": "[1]"}.items():
+        (logs / f"{name}.json").write_text(content)
+    (tmp_path / "state.json").write_text('{"state": "failed", "hosts": ["n1"]}')
+    (out / "result.json").write_text('{"state": 3, "loss": 0.5, "name": "x"}')
+    record = {"points": [{"name": ".", "values": {}}]}
+    assert outcome.explain(tmp_path, record, shown_rank=True) == ["rank 1 on n1 failed first (exit code 7)", "  boom"]
+    row = {"state": "failed", "nodes": "n1", "seconds": None, "loss": 0.5}
+    assert outcome.summary(tmp_path, record) == [row]
+    (tmp_path / "state.json").write_text('{"state"')
+    assert outcome.summary(tmp_path, record)[0]["state"] == "unknown, state.json is damaged"
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["{}", "[]", '{"id": "r"}', '{"id', ""]
+    + [f'{{"id": "r", "question": {words}}}' for words in ("3", "[]", '["/nonexistent/ssh"]', '["a\\u0000b"]')],
+)
+def test_damaged_note_of_a_run_does_not_stop_commands(tmp_path: Path, content: str) -> None:
+    state = State("x")
+    state.run = tmp_path / "run.json"
+    state.run.write_text(content)
+    assert state.detached_run() is None
 
 
 def test_packages_are_found_before_the_clusters_own(folder: Path) -> None:

@@ -287,6 +287,18 @@ def test_mistakes_are_found_where_slurm_itself_accepts_them(changes: dict, nodes
     assert named in str(raised.value)
 
 
+@pytest.mark.parametrize("content", ["{}", '{"nodes": [{}]}', "[1]", "{"])
+def test_damaged_record_of_a_probe_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str) -> None:
+    state = State("none")
+    monkeypatch.setattr(state, "dir", tmp_path)
+    values = config.load("slurm").model_dump() | {"slurm": PLAIN}
+    provider = Provider(state, config.Cluster.model_validate(values))
+    assert provider.probed() == []
+    (tmp_path / "probe.json").write_text(content)
+    with pytest.raises(UserError, match=r"^probe\.json: [^\n]+$"):
+        provider.status_notes()
+
+
 def test_executor_of_jobs_is_chosen_where_nobody_can_log_in() -> None:
     contract = config.load("slurm").planned()
     assert contract.executor == "slurm"

@@ -11,8 +11,10 @@ import pytest
 
 from cluster.core import config, errors
 from cluster.core.errors import InfraError, UserError
+from cluster.core.state import State
 from cluster.providers import testbed
 from cluster.providers.virtualwall import control_planes, experiment
+from cluster.providers.virtualwall.provider import VirtualWall
 from cluster.providers.virtualwall.rspec import Login
 
 
@@ -147,3 +149,19 @@ def test_lan_on_the_control_interface_is_refused(inspect_two_nodes: Any) -> None
 def test_lan_that_the_testbed_did_not_set_up_is_named(inspect_two_nodes: Any) -> None:
     with pytest.raises(InfraError, match=r"node w1: no interface has 192.168.1.11"):
         inspect_two_nodes({"eno1": "192.168.1.10"}, {"eno1": "192.168.1.99"})
+
+
+@pytest.mark.parametrize("content", ["[]", '{"state": 1}', '{"expires": "tomorrow"}', '{"expires": "2026-01-01"}', "{"])
+def test_damaged_record_of_an_experiment_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str
+) -> None:
+    state = State("virtualwall")
+    monkeypatch.setattr(state, "dir", tmp_path)
+    wall = VirtualWall(state, config.load("virtualwall"))
+    (tmp_path / "experiment.json").write_text(content)
+    with pytest.raises(UserError, match=r"^experiment\.json: [^\n]+$"):
+        wall.status_notes()
+    (tmp_path / "experiment.json").write_text('{"state": "ready", "expires": "2100-01-01T00:00:00+00:00"}')
+    (tmp_path / "nodes.json").write_text(content)
+    with pytest.raises(UserError, match=r"^nodes\.json: [^\n]+$"):
+        wall.survivors(set())

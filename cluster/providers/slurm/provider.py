@@ -12,6 +12,7 @@ from cluster.core.progress import Progress
 from cluster.core.state import State
 from cluster.providers.base import Check, NodeState, Provider
 from cluster.providers.slurm import build, queue
+from cluster.providers.slurm.deployment import NodeFacts, Probe
 from cluster.providers.slurm.jobs import Jobs
 from cluster.providers.slurm.script import Request
 
@@ -79,12 +80,16 @@ class Slurm(Provider):
         """Always ready: jobs exist only during a measurement."""
         return {name: NodeState("ready") for name in contract.nodes}
 
+    def probed(self) -> list[NodeFacts]:
+        """What the probe job of the last deploy found on the nodes; empty before it."""
+        probe = self.state.dir / "probe.json"
+        return files.record(probe, Probe)["nodes"] if probe.exists() else []
+
     def status_notes(self) -> list[str]:
         lines = [f"{self.section.login}: jobs exist only during a measurement"]
         open_jobs = self.jobs.ledger.open()
         lines += [f"job {job or 'without a known id'} ({name}) may be running" for name, job in open_jobs.items()]
-        probe = self.state.dir / "probe.json"
-        for node in files.mapping(probe)["nodes"] if probe.exists() else []:
+        for node in self.probed():
             gpus = ", ".join(node["gpus"]) or "no GPU"
             rdma = ", ".join(node["adapters"]) or "no RDMA adapter"
             lines.append(

@@ -10,12 +10,14 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from pydantic import AwareDatetime
 from typing_extensions import TypedDict
 
 from cluster.core import files, sections, ssh
@@ -38,6 +40,24 @@ class Interface(TypedDict):
     addr_info: list[Address]
 
 
+class Record(TypedDict, total=False):
+    """experiment.json; empty if there is no experiment."""
+
+    name: str
+    backend: str
+    state: str
+    expires: AwareDatetime
+
+
+class Nodes(TypedDict):
+    """nodes.json: what was found on the nodes."""
+
+    user: str
+    jump_host: str | None
+    addresses: dict[str, str]
+    interfaces: dict[str, str]
+
+
 class Experiment:
     def __init__(self, name: str, section: sections.VirtualWall, folder: Path) -> None:
         self.name, self.section, self.folder = name, section, folder
@@ -46,12 +66,12 @@ class Experiment:
         self.known_hosts = folder / "known_hosts"
         self.control_plane = CONTROL_PLANES[section.backend](section, name, folder)
 
-    def write(self, path: Path, value: dict[str, Any]) -> None:
+    def write(self, path: Path, value: Mapping[str, Any]) -> None:
         write_file(path, json.dumps(value, indent=1))
 
-    def read_record(self) -> dict[str, Any]:
+    def read_record(self) -> Record:
         """The record of the experiment; empty if there is none."""
-        return files.mapping(self.record_file) if self.record_file.exists() else {}
+        return files.record(self.record_file, Record) if self.record_file.exists() else {}
 
     def create(self, request: Request) -> None:
         text = self.control_plane.render(request)
@@ -77,7 +97,7 @@ class Experiment:
     def expiry_from_now(self) -> str:
         return (datetime.now(UTC) + timedelta(hours=self.section.hours)).isoformat(timespec="seconds")
 
-    def inspect_nodes(self, request: Request, logins: dict[str, Login]) -> dict[str, Any]:
+    def inspect_nodes(self, request: Request, logins: dict[str, Login]) -> Nodes:
         """Log in to every node, pin its host key, and find the interface of each LAN by its address."""
         for name, login in logins.items():
             if login.port != 22:

@@ -13,7 +13,7 @@ from cluster.core.progress import Progress
 from cluster.providers import neighbours
 from cluster.providers.base import Check, NodeState, Provider, Survivor
 from cluster.providers.testbed import certificate_check
-from cluster.providers.virtualwall.experiment import Experiment
+from cluster.providers.virtualwall.experiment import Experiment, Nodes
 
 
 class VirtualWall(Provider):
@@ -44,12 +44,11 @@ class VirtualWall(Provider):
     def survivors(self, known: set[str]) -> list[Survivor]:
         if known or self.experiment.read_record().get("state") != "ready" or self.expired():
             return []
-        names = files.mapping(self.experiment.nodes_file)["addresses"]
+        names = files.record(self.experiment.nodes_file, Nodes)["addresses"]
         return [Survivor(name, f"Terraform cannot adopt experiment {self.cluster.name}") for name in names]
 
     def expiry(self) -> datetime | None:
-        end = self.experiment.read_record().get("expires")
-        return datetime.fromisoformat(end) if end else None
+        return self.experiment.read_record().get("expires")
 
     def expired(self) -> bool:
         end = self.expiry()
