@@ -138,7 +138,7 @@ def large_batches(rows: list[Row]) -> list[str]:
                 parts.append(f"{total} images: {found} times as many")
             else:
                 missed = sum(run["reached_s"] is None for run in row["runs"])
-                least = max(run["samples"][-1] for run in row["runs"])
+                least = max((run["samples"][-1] for run in row["runs"]), default=0)
                 text = f"target missed in {missed} of {len(row['runs'])} trainings of {least} images"
                 parts.append(f"{total} images: {text}")
         first = to_target(base, "reached_samples")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from bench.converge import plan as plans
@@ -63,36 +64,60 @@ def dry_run(plan: Plan, contract: Contract, as_json: bool) -> int:
 
 
 def measured(args: argparse.Namespace, plan: Plan, contract: Contract) -> int:
-    from bench.converge import analysis, measure, report
+    from bench.converge import measure
 
     plans.check(plan, contract)
     progress = Progress(args.env, stderr=args.json)
-    count = len(list(plans.curves(plan, contract)))
-    with (
-        progress.phase(f"converge: {count} curves, {plan.seeds} trainings each"),
-        lock.measuring(contract.provider, progress.waiting),
-    ):
-        begin = datetime.now(UTC)
-        rows = measure.measure(plan, contract, tuning.load(args.env), progress)
-    result: dict[str, Any] = {
+    count, rows, begin = len(list(plans.curves(plan, contract))), list[dict[str, Any]](), datetime.now(UTC)
+    folder = store.RESULTS / args.env / "converge" / f"{begin:%Y%m%d-%H%M%S}"
+    try:
+        with (
+            progress.phase(f"converge: {count} curves, {plan.seeds} trainings each"),
+            lock.measuring(contract.provider, progress.waiting),
+        ):
+            for more in measure.measure(plan, contract, tuning.load(args.env), progress):
+                rows += more
+                save(folder, described(args.env, plan, rows, count, begin))
+    finally:
+        # Also what was measured before an interruption or a failure.
+        if rows:
+            show(folder, described(args.env, plan, rows, count, begin), args.json)
+    complete = len(rows) == count and all(len(row["runs"]) == plan.seeds for row in rows)
+    return 0 if complete else 1
+
+
+def described(env: str, plan: Plan, rows: list[dict[str, Any]], count: int, begin: datetime) -> dict[str, Any]:
+    from bench.converge import analysis
+
+    answers = analysis.answers(rows, plan.batch)
+    if len(rows) < count:
+        answers["problems"].insert(0, f"the measurement ended early: {len(rows)} of {count} curves are here")
+    return {
         "created": begin.isoformat(timespec="seconds"),
         "took_s": round((datetime.now(UTC) - begin).total_seconds(), 1),
         "kind": "emulated",
-        "env": args.env,
+        "env": env,
         "plan": plan.model_dump(),
         "curves": rows,
-        "answers": analysis.answers(rows, plan.batch),
+        "answers": answers,
     }
-    folder = store.RESULTS / args.env / "converge" / f"{begin:%Y%m%d-%H%M%S}"
+
+
+def save(folder: Path, result: dict[str, Any]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "result.json").write_text(json.dumps(result, indent=1))
+    part = folder / "result.json.part"
+    part.write_text(json.dumps(result, indent=1))
+    part.replace(folder / "result.json")
+
+
+def show(folder: Path, result: dict[str, Any], as_json: bool) -> None:
+    from bench.converge import report
+
     markdown = report.markdown_page(result)
     (folder / "report.md").write_text(markdown)
     (folder / "report.html").write_text(report.page(result))
-    if args.json:
+    if as_json:
         print(json.dumps(result, indent=1))
     else:
         console.print(markdown, markup=False)
         console.print(f"saved in {folder}", markup=False)
-    complete = all(len(row["runs"]) == plan.seeds for row in rows)
-    return 0 if complete else 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import statistics
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from itertools import groupby
@@ -68,17 +69,18 @@ def spec_of(plan: Plan, curve: Curve, seed: int) -> LearnSpec:
     )
 
 
-def measure(plan: Plan, contract: Contract, tuned: dict[str, Tuning], progress: Progress) -> list[dict[str, Any]]:
-    """One row per curve with its trainings."""
+def measure(
+    plan: Plan, contract: Contract, tuned: dict[str, Tuning], progress: Progress
+) -> Iterator[list[dict[str, Any]]]:
+    """One row per curve with its trainings, after each launch."""
     images = b""
-    done: dict[str, LearnDone] = {}
     curves = list(plans.curves(plan, contract))
-    chosen: dict[Curve, Sender] = {}
+    # What cannot be predicted is refused before anything runs.
+    predicted = {curve: predicted_step_ms(plan, curve) for curve in curves}
     for (engine, nodes), group in groupby(curves, key=lambda curve: (curve.engine, curve.nodes)):
         members = list(group)
         settings = unfold.tuning_of(contract, members[0].fabric, tuned)
         real = settings.engine if engine == "horovod" else engine
-        chosen |= dict.fromkeys(members, Sender(real, settings))
         specs = [spec_of(plan, curve, seed) for curve in members for seed in range(1, plan.seeds + 1)]
         with closing(Communication(contract, contract.active_fabric, nodes, progress)) as nodes_of:
             progress.now("images", f"painting {plan.images} images")
@@ -92,8 +94,9 @@ def measure(plan: Plan, contract: Contract, tuned: dict[str, Tuning], progress: 
             # Horovod's cycle is not shortened with time: its ranks would negotiate 4,000 times a second.
             launch = replace(nodes_of.launch(real, settings, spec, "learn"), scale=specs[0].scale)
             events = nodes_of.events(launch, START_SECONDS + RUN_SECONDS * len(specs))
-        done |= {event.id: event for event in events if isinstance(event, LearnDone)}
-    return [row(plan, contract, curve, chosen[curve], done) for curve in curves]
+        done = {event.id: event for event in events if isinstance(event, LearnDone)}
+        sender = Sender(real, settings)
+        yield [row(plan, contract, curve, sender, done) | {"predicted_step_ms": predicted[curve]} for curve in members]
 
 
 def gradients(plan: Plan) -> list[Gradient]:
@@ -110,7 +113,6 @@ def row(plan: Plan, contract: Contract, curve: Curve, sender: Sender, done: dict
         "scale": specs[0].scale,
         "speed": specs[0].speed,
         "compute_ms": plans.compute_ms(plan, curve.batch),
-        "predicted_step_ms": predicted_step_ms(plan, curve),
         "learning_rate": specs[0].learning_rate,
         "period": specs[0].period,
         "runs": [training(plan, curve, sender, spec, done[spec.id], interface) for spec in specs if spec.id in done],

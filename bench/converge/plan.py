@@ -93,7 +93,8 @@ def check(plan: Plan, contract: Contract) -> None:
     if kind != "emulated":
         raise UserError(f"plan.device: {plan.device} is not emulated; write emulated:p100 or another profile")
     gpu_rates.get(profile)
-    gpu_rates.compute_ms(profile, plan.model, plan.batch)
+    for batch in (plan.batch, *plan.large_batches):
+        gpu_rates.compute_ms(profile, plan.model, batch)
     for fabric in plan.fabrics:
         if fabric not in contract.fabrics:
             raise UserError(f"plan.fabrics: unknown fabric {fabric!r}; choose from {', '.join(contract.fabrics)}")

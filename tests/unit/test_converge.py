@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import argparse
+import json
+
 import numpy
 import pytest
 import yaml
 from test_inventory import OUTPUT
 
 from bench.catalogue import models
-from bench.converge import analysis, dataset, measure, report
+from bench.converge import analysis, command, dataset, measure, report
 from bench.converge import plan as plans
 from bench.worker.protocol import LearnDone
 from cluster import tuning
 from cluster.core import contract
-from cluster.core.errors import UserError
+from cluster.core.errors import InfraError, UserError
 
 CLUSTER = contract.parse(OUTPUT)
 FABRICS = list(CLUSTER.fabrics)[:2]
@@ -185,3 +188,36 @@ def test_a_step_far_from_the_predicted_one_is_a_problem(tmp_path):
     plan = load(tmp_path, engines=["horovod", "easgd"])
     predicted = {curve.engine: measure.predicted_step_ms(plan, curve) for curve in plans.curves(plan, CLUSTER)}
     assert all(step >= plans.compute_ms(plan, plan.batch) for step in predicted.values())
+
+
+def test_what_was_measured_before_a_failure_is_saved_and_said_to_be_incomplete(tmp_path, monkeypatch, capsys):
+    """A launch fails after an hour of others."""
+    plan = load(tmp_path, engines=["horovod", "easgd"])
+
+    def fails(*_):
+        yield [row()]
+        raise InfraError("node w1 is lost")
+
+    monkeypatch.setattr(measure, "measure", fails)
+    monkeypatch.setattr(command.store, "RESULTS", tmp_path)
+    monkeypatch.setattr(command.lock, "MACHINE", tmp_path / "lock")
+    monkeypatch.setattr(command.tuning, "load", lambda env: {})
+    with pytest.raises(InfraError):
+        command.measured(argparse.Namespace(env="x", json=False), plan, CLUSTER)
+    (folder,) = (tmp_path / "x/converge").iterdir()
+    result = json.loads((folder / "result.json").read_text())
+    assert len(result["curves"]) == 1
+    assert "ended early: 1 of" in result["answers"]["problems"][0]
+    assert "ended early" in (folder / "report.md").read_text()
+    assert (folder / "report.html").exists()
+
+
+def test_batch_without_a_compute_time_is_refused_before_anything_runs(tmp_path, monkeypatch):
+    def known(profile, model, batch):
+        if batch == 128:
+            raise UserError("batch 128 is not known")
+        return 100.0, "x"
+
+    monkeypatch.setattr(plans.gpu_rates, "compute_ms", known)
+    with pytest.raises(UserError, match="batch 128"):
+        load(tmp_path, large_batches=[128])
