@@ -80,11 +80,12 @@ def measure(args: argparse.Namespace, contract: Contract) -> int:
     if args.smallest > args.largest:
         raise UserError("--from: larger than --to; exchange them")
     gpus = contract.gpus_per_node
-    engines = args.engine or (["nccl"] if gpus else DEFAULT_ENGINES)
+    engines = list(dict.fromkeys(args.engine or (["nccl"] if gpus else DEFAULT_ENGINES)))
     if "nccl" in engines and not gpus:
         raise UserError("--engine nccl: the nodes have no GPUs; choose another engine")
     efa.require(contract, [fabric], contract.compute[:count], bool(gpus))
-    cases = [Case(name, n) for name in args.collective or ["all_reduce"] for n in sizes(args.smallest, args.largest)]
+    names = dict.fromkeys(args.collective or ["all_reduce"])
+    cases = [Case(name, n) for name in names for n in sizes(args.smallest, args.largest)]
     settings = tuning.UNTUNED if args.untuned else unfold.tuning_of(contract, fabric, tuning.load(args.env))
     progress = Progress(f"{args.env} {fabric}", stderr=args.json)
     with (
@@ -97,7 +98,6 @@ def measure(args: argparse.Namespace, contract: Contract) -> int:
         link_gbps = min(row["gbps"] for row in ring)
         measured = [row for name in engines for row in communication.collectives(name, settings, cases, args.seconds)]
         if "nccl" in engines:
-            names = dict.fromkeys(case.collective for case in cases)
             measured += communication.nccl_tests(settings, names, args.smallest, args.largest)
         rows = [{**row, "link_share": row["busbw_gbps"] / link_gbps} for row in measured]
     result = {

@@ -98,6 +98,18 @@ class Topology(TypedDict):
     gpus: list[Gpu]
 
 
+@dataclass(frozen=True)
+class Measured:
+    """What a case was measured with."""
+
+    engine: str
+    settings: Tuning
+    seconds: float
+
+
+Known = dict[Measured, dict[str, CaseDone]]
+
+
 class Communication:
     """Measures on some nodes of one fabric."""
 
@@ -113,6 +125,7 @@ class Communication:
         self.scale = (factor or scale_model.factor(count, self.rate)) if shaped else 1.0
         self.rate_mbit = self.rate * 1000 / self.scale if shaped else None
         self.executor = executors.on_nodes(contract)
+        self.measured: Known = {}
         worker_files.install(contract, self.names)
 
     def events(self, launch: Launch, limit: float) -> list[Event]:
@@ -186,20 +199,26 @@ class Communication:
     def case_spec(self, engine: str, cases: list[CaseSpec]) -> Spec:
         return Spec([LaunchSpec(engine_name(engine), cases=cases, rate_mbit=self.rate_mbit, cuda=engine == "nccl")])
 
-    def times(self, engine: str, settings: Tuning, cases: list[Case], seconds: float) -> dict[str, CaseDone]:
-        by_settings: dict[Tuning, list[CaseSpec]] = {}
+    def times(
+        self, engine: str, settings: Tuning, cases: list[Case], seconds: float, known: Known | None = None
+    ) -> dict[str, CaseDone]:
+        """known: what need not be measured again, because `horovod` is one of the other engines; it grows."""
+        by_launch: dict[Measured, list[CaseSpec]] = {}
         for case in cases:
             chosen = tuning.for_size(settings, case.size) if engine == "horovod" else settings
+            key = Measured(chosen.engine if engine == "horovod" else engine, chosen, seconds)
             spec = CaseSpec(case.id, case.collective, self.count(engine, case), seconds)
-            by_settings.setdefault(chosen, []).append(spec)
-        measured: dict[str, CaseDone] = {}
-        for chosen, specs in by_settings.items():
-            self.progress.now("cases", f"{engine}: {len(measured)} of {len(cases)} cases measured")
-            limit = START_LIMIT + len(specs) * (10 * seconds + 30)
-            launch_engine = chosen.engine if engine == "horovod" else engine
-            launch = self.launch(launch_engine, chosen, self.case_spec(launch_engine, specs))
-            measured |= {event.id: event for event in self.events(launch, limit) if isinstance(event, CaseDone)}
-        return measured
+            by_launch.setdefault(key, []).append(spec)
+        found: dict[str, CaseDone] = {}
+        for key, specs in by_launch.items():
+            self.progress.now("cases", f"{engine}: {len(found)} of {len(cases)} cases measured")
+            there: dict[str, CaseDone] = {} if known is None else known.setdefault(key, {})
+            if pending := [spec for spec in specs if spec.id not in there]:
+                limit = START_LIMIT + len(pending) * (10 * seconds + 30)
+                launch = self.launch(key.engine, key.settings, self.case_spec(key.engine, pending))
+                there |= {event.id: event for event in self.events(launch, limit) if isinstance(event, CaseDone)}
+            found |= {spec.id: there[spec.id] for spec in specs if spec.id in there}
+        return found
 
     def ranks(self, engine: str) -> int:
         return len(self.names) * (self.slots if engine == "nccl" else 1)
@@ -216,7 +235,7 @@ class Communication:
     def collectives(self, engine: str, settings: Tuning, cases: list[Case], seconds: float) -> list[dict[str, Any]]:
         """One row per case, in the modelled cluster's units."""
         ranks = self.ranks(engine)
-        measured = self.times(engine, settings, cases, seconds)
+        measured = self.times(engine, settings, cases, seconds, self.measured)
         rows = []
         for case in cases:
             times = measured[case.id].times
@@ -282,7 +301,8 @@ class Communication:
         for (name, done), to in zip(ssh.gather(argvs).items(), [*self.names[1:], self.names[0]], strict=True):
             if done.returncode:
                 raise InfraError(f"topology of {name}: {done.stderr.strip()[-300:]}")
-            rows.append({"to": to, **files.answer(done.stdout, f"topology of {name}", Topology)})
+            # A machine may call itself something else than cluster.yml does.
+            rows.append({"to": to, **files.answer(done.stdout, f"topology of {name}", Topology), "node": name})
         return rows
 
     def close(self) -> None:

@@ -58,27 +58,45 @@ def test_bad_option_is_named_before_anything_runs(monkeypatch, words, option):
     assert str(caught.value).startswith(option)
 
 
-def test_rows_are_in_units_of_the_modelled_cluster(monkeypatch):
-    """At scale factor 4, a quarter of the bytes takes as long as all bytes at the full rate."""
-    work = measure.Communication.__new__(measure.Communication)
-    work.contract, work.fabric, work.scale, work.rate_mbit = CLUSTER, "1g", 4.0, 250.0
-    work.names, work.slots, work.progress = ["head", "w1"], 0, Progress()
-    sent = []
-
-    def events(launch, limit):
-        sent.append(launch)
-        return [CaseDone("all_reduce-8000000", [0.064] * 8, 0)]
+@pytest.fixture
+def work(monkeypatch):
+    """Two nodes on which every case takes 64 ms. `sent` has the launches."""
+    made = measure.Communication.__new__(measure.Communication)
+    made.contract, made.fabric, made.scale, made.rate_mbit = CLUSTER, "1g", 4.0, 250.0
+    made.names, made.slots, made.progress, made.measured = ["head", "w1"], 0, Progress(), {}
+    made.sent = []
 
     class Installs:
         def install(self, names, spec):
+            made.spec = spec
             return SpecFile("x", "y")
 
-    work.executor = Installs()
-    monkeypatch.setattr(work, "events", events)
+    def events(launch, limit):
+        made.sent.append(launch)
+        return [CaseDone(case.id, [0.064] * 8, 0) for case in made.spec.launches[0].cases]
+
+    made.executor = Installs()
+    monkeypatch.setattr(made, "events", events)
+    return made
+
+
+def test_rows_are_in_units_of_the_modelled_cluster(work):
+    """At scale factor 4, a quarter of the bytes takes as long as all bytes at the full rate."""
     (row,) = work.collectives("ddp", Tuning(), [measure.Case("all_reduce", 8_000_000)], 1.0)
     assert row["busbw_gbps"] == pytest.approx(1.0)
     assert row["errors"] == 0
-    assert sent[0].hosts == ("head", "w1")
+    assert work.sent[0].hosts == ("head", "w1")
+
+
+def test_horovod_and_the_engine_that_it_stands_for_are_measured_once(work):
+    """Tuned, `horovod` is Gloo for large messages and untuned MPI for small ones."""
+    cases = [measure.Case("all_reduce", size) for size in (4096, 64 << 20)]
+    rows = [row for name in comm.ENGINES[:3] for row in work.collectives(name, Tuning(), cases, 1.0)]
+    assert [(row["engine"], row["size"]) for row in rows] == [
+        (name, size) for name in ("horovod", "horovod-gloo", "horovod-mpi") for size in (4096, 64 << 20)
+    ]
+    # horovod: one launch each; Gloo: only the small message; tuned MPI: both.
+    assert [launch.engine for launch in work.sent] == ["horovod-mpi", "horovod-gloo", "horovod-gloo", "horovod-mpi"]
 
 
 @pytest.mark.parametrize(
