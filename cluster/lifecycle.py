@@ -95,7 +95,7 @@ def deploy(env: str, nodes: int | None, as_json: bool, yes: bool = False, replac
     if deployed and (removed := [name for name, node in deployed.nodes.items() if node.index >= cluster.nodes]):
         in_use.confirm(state, deployed, removed, f"remove {', '.join(removed)}", yes, share=False)
     provider.check()
-    waiting = lock.deploying(cluster.provider, progress.waiting)
+    waiting = lock.disturbing(cluster.provider, progress.waiting)
     with state.locked(), progress.phase("deploy", quiet=True), waiting:
         if ended := end_leftovers(state.dir):
             progress(f"stopped {ended} processes of an interrupted run")

@@ -19,7 +19,7 @@ from bench.run.request import Request
 from bench.sweep import foreign
 from bench.sweep.progress import console
 from cluster import lifecycle, tuning
-from cluster.core import files, ssh
+from cluster.core import files, lock, ssh
 from cluster.core.config import MAX_NODES
 from cluster.core.contract import Contract
 from cluster.core.errors import InfraError
@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
         for line in request.printed(asked, contract, tuned):
             print(line)
         return 0
-    with state.locked():
+    with state.locked(), lock.disturbing(contract.provider, lock.on_stderr):
         try:
             code = carry_out(args, env, state, contract, asked)
         except InfraError as error:

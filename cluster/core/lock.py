@@ -66,8 +66,9 @@ def measuring(provider: str, progress: Callable[[str], None] = on_stderr) -> Ite
 
 
 @contextmanager
-def deploying(provider: str, progress: Callable[[str], None]) -> Iterator[None]:
-    """For deploys, several of which may run: on local nodes, wait until no other command measures on this machine."""
+def disturbing(provider: str, progress: Callable[[str], None]) -> Iterator[None]:
+    """For deploys and users' scripts, several of which may run: on local nodes, wait until no other command measures on
+    this machine. A measurement then waits for them."""
     with _machine(provider, progress, shared=True):
         yield
 

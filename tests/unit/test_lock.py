@@ -24,7 +24,7 @@ lock.MACHINE = path
 kinds = {
     "environment": lambda: lock.environment(path, "x"),
     "measuring": lambda: lock.measuring("local", lambda text: text and print(text, flush=True)),
-    "deploying": lambda: lock.deploying("local", lambda text: text and print(text, flush=True)),
+    "disturbing": lambda: lock.disturbing("local", lambda text: text and print(text, flush=True)),
 }
 with kinds[sys.argv[1]]():
     print("held", flush=True)
@@ -113,7 +113,7 @@ def test_measurement_waits_for_another_and_names_it(path: Path) -> None:
 
 
 def test_deploys_run_side_by_side_but_not_under_a_measurement(path: Path) -> None:
-    with other("deploying", path) as first, other("deploying", path) as second:
+    with other("disturbing", path) as first, other("disturbing", path) as second:
         assert line(first) == line(second) == "held"
         with other("measuring", path) as third:
             waits = line(third)
@@ -122,14 +122,14 @@ def test_deploys_run_side_by_side_but_not_under_a_measurement(path: Path) -> Non
             first.kill()
             second.kill()
             assert line(third) == "held"
-            with other("deploying", path) as fourth:
+            with other("disturbing", path) as fourth:
                 assert f"pid {third.pid}," in line(fourth)
 
 
 def test_remote_nodes_need_no_lock_of_this_machine(path: Path) -> None:
     with other("measuring", path) as process:
         assert line(process) == "held"
-        with lock.measuring("aws", pytest.fail), lock.deploying("aws", pytest.fail):
+        with lock.measuring("aws", pytest.fail), lock.disturbing("aws", pytest.fail):
             pass
 
 
