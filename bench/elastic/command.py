@@ -94,9 +94,18 @@ class Measurement:
     contract: Contract
     progress: Progress
 
+    @property
+    def size(self) -> int:
+        """Processes while no node is lost."""
+        return len(self.contract.compute) * max(self.contract.gpus_per_node, 1)
+
     def run(self, folder: Path, faults: list[Fault], times: int) -> None:
         """One run of the example; the faults, one after the other, each when all nodes have trained for a while."""
         measured = report.read(folder, report.RECORDS, Measured)
+        before = max((one.recovery.nodes_before for one in measured), default=self.size)
+        if before != self.size:
+            text = f"measured with {before} processes, the cluster has {self.size}; leave --resume out for a new folder"
+            raise UserError(f"--resume {folder.name}: {text}")
         done = {(one.fault, one.round) for one in measured}
         pending = [(n, fault) for n in range(1, times + 1) for fault in faults if (fault.name, n) not in done]
         if pending:
@@ -162,13 +171,12 @@ class Measurement:
         self.state.unmark_run()
 
     def measure(self, live: Live, fault: Fault, number: int) -> list[Measured]:
-        size = len(self.contract.compute) * max(self.contract.gpus_per_node, 1)
-        rows = live.wait_for_size(size, SECONDS)
+        rows = live.wait_for_size(self.size, SECONDS)
         head = self.contract.head
         if fault.rank0 and place_of_rank(rows, 0) == head:
             at = live.now()
             kill_rank(Target(self.contract, live.run, head))
-            rows = live.wait_for_size(size, SECONDS, after=at)
+            rows = live.wait_for_size(self.size, SECONDS, after=at)
         first = place_of_rank(rows, 0)
         workers = [node for node in self.contract.compute if node not in (head, first)]
         target = Target(self.contract, live.run, first if fault.rank0 else workers[number % len(workers)])

@@ -10,6 +10,8 @@ from cluster.core import files
 from cluster.core.errors import UserError
 
 LONGEST_NAME = 100
+# Folders of results/<env>/ that belong to other commands, and the name that stands for the newest run.
+RESERVED = ("comm", "converge", "elastic", "runs", "latest")
 WAY_OUT = "use --run NAME for another folder, or --fresh for a new one"
 
 
@@ -17,6 +19,8 @@ def check_name(name: str) -> None:
     if not name.isprintable() or "/" in name or name[:1] in ("", ".", "-") or len(name) > LONGEST_NAME:
         shown = name if len(name) <= LONGEST_NAME else f"{name[:LONGEST_NAME]}..."
         raise UserError(f"--run: {shown!r} is not the name of a folder; use letters, digits, dots and dashes")
+    if name in RESERVED:
+        raise UserError(f"--run: {name!r} has another meaning in results/; choose another name with --run NAME")
 
 
 def open_run(env: str, name: str, plan: Plan) -> RunFolder:

@@ -13,7 +13,9 @@ def tree(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-@pytest.mark.parametrize("name", ["../../x", "/tmp/run-outside", "a/b", "..", ".", ".hidden", "x\n", "n" * 5000])
+@pytest.mark.parametrize(
+    "name", ["../../x", "/tmp/run-outside", "a/b", "..", ".", ".hidden", "x\n", "n" * 5000, "runs", "latest"]
+)
 def test_run_name_that_is_no_folder_name_exits_2_and_writes_nothing(deployed: Project, name: str) -> None:
     before = set(deployed.folder.parent.rglob("trials.jsonl"))
     done = deployed.run("bench", "sweep", "--env", ENV, f"--run={name}")

@@ -90,7 +90,8 @@ def test_a_wrong_trace_is_found(rows: list[Row], problem: str) -> None:
 def test_a_line_that_a_stopped_node_left_half_is_skipped() -> None:
     row = {**asdict(undisturbed()[0])}
     row.pop("place")
-    text = f"trace-w1.0.jsonl:{json.dumps(row)}\ntrace-w1.0.jsonl:{json.dumps(row)[:40]}\n"
+    lines = [json.dumps(row), json.dumps(row)[:40], "null", '{"step": 1}']
+    text = "".join(f"trace-w1.0.jsonl:{line}\n" for line in lines)
     (found,) = trace.parse(text)
     assert found == replace(undisturbed()[0], place="w1.0")
 
@@ -170,6 +171,9 @@ def test_interrupted_measurement_is_completed(tmp_path: Path, monkeypatch: pytes
     assert second.asked == [("node drained", 2)]
     text = (folder / "report.md").read_text()
     assert "| rank killed | 2 |" in text and "| node drained | 2 |" in text
+    second.contract = nodes(4)
+    with pytest.raises(UserError, match=f"^--resume {folder.name}: measured with 3 processes, the cluster has 4"):
+        second.run(folder, faults, 3)
     with pytest.raises(UserError, match=f"^--resume yesterday: .*{folder.name}"):
         command.results("x", "yesterday")
 
