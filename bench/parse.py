@@ -35,8 +35,8 @@ def numbers(text: str, flag: str) -> list[float]:
 
 
 def counts(text: str, flag: str) -> list[int]:
-    """A list of whole numbers above zero."""
-    values = numbers(text, flag)
+    """A list of whole numbers above zero, each once."""
+    values = list(dict.fromkeys(numbers(text, flag)))
     for value in values:
         if value != int(value):
             raise UserError(f"{flag}: {value:g} must be a whole number")

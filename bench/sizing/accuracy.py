@@ -92,8 +92,9 @@ def run(args: argparse.Namespace) -> int:
         from bench.sizing.accuracy_plot import draw
 
         setup = components.setup(args, args.batch, args.gpus_per_node, args.gpus_per_node, rates[0], via)
-        every = [ask(gpus) for gpus in _doublings(args.gpus_per_node, max(one.gpus for one in answers))]
-        draw(every, setup, workload, args.plot)
+        asked = {one.gpus for one in answers}
+        sizes = asked.union(_doublings(args.gpus_per_node, max(asked)))
+        draw([ask(gpus) for gpus in sorted(sizes)], setup, workload, args.plot)
     return 0
 
 

@@ -92,9 +92,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     known = _prices(args)
-    wanted = [parse_network(text) for text in args.networks.split(",")]
+    wanted = list(dict.fromkeys(parse_network(text) for text in args.networks.split(",")))
     samples = number(args.samples, "--samples") * number(args.epochs, "--epochs")
-    names = args.model.split(",")
+    names = list(dict.fromkeys(args.model.split(",")))
     rows: list[Row] = []
     setups: list[Setup] = []
     for model in names:
@@ -197,8 +197,10 @@ def _prices(args: argparse.Namespace) -> Prices:
     unknown = set(given) - {"gpu", "node", "ports"}
     if unknown:
         raise UserError(f"--prices: {args.prices}: {sorted(unknown)[0]} is not known, use gpu, node and ports")
-    ports = dict(known.ports)
-    for via, rates in (given.get("ports") or {}).items():
+    ports, listed = dict(known.ports), given.get("ports") or {}
+    if not isinstance(listed, dict):
+        raise UserError(f"--prices: {args.prices}: ports must map transports to prices, such as {{tcp: {{25: 0.1}}}}")
+    for via, rates in listed.items():
         if not isinstance(rates, dict):
             raise UserError(f"--prices: {args.prices}: ports.{via} must map Gbit/s to USD, such as {{25: 0.1}}")
         for rate, price in rates.items():

@@ -49,6 +49,15 @@ def test_prices_come_from_a_file_too(capsys: pytest.CaptureFixture[str], tmp_pat
     file.write_text("cpu: 1\n")
     assert main(["plan", "network", *LIST, "--prices", str(file)]) == 2
     assert "cpu is not known, use gpu, node and ports" in capsys.readouterr().err
+    file.write_text("ports: [10]\n")
+    assert main(["plan", "network", *LIST, "--prices", str(file)]) == 2
+    assert "ports must map transports to prices" in capsys.readouterr().err
+
+
+def test_what_is_named_twice_is_one_row(capsys: pytest.CaptureFixture[str]) -> None:
+    """Two bars in the same place would be drawn on top of each other."""
+    words = ["--gpu", "v100", "--model", "vgg16,vgg16", "--nodes", "4,4", "--gpus-per-node", "4,4"]
+    assert len(answer(capsys, "plan", "network", *words, "--nics", "1,1", "--networks", "10g,10g")) == 1
 
 
 @pytest.mark.parametrize(
