@@ -28,7 +28,8 @@ NUMBERS = [
     *("0", "-1", "1", "2", "3", "64", "0.5", "1.5", "1e3", "-0.0", "nan", "inf", "-inf", "1e-300", "1e308", "1e400"),
     *("-1e308", "100000", "9" * 30, "9" * 400, "9" * 5000, "4294967296", "1e-9"),
 ]
-INVENTORY, STATE, RESULT = f"project/inventories/{ENV}", f"project/.state/{ENV}", f"project/results/{ENV}/r"
+INVENTORY, STATE, MEASURED = f"project/inventories/{ENV}", f"project/.state/{ENV}", f"project/results/{ENV}"
+RESULT = f"{MEASURED}/r"
 RUNS = ["a", "b", "latest", f"../{RESULT}", f"../{RESULT[:-1]}latest", "a/trials.jsonl", "a/plan.json"]
 # Usual values of an option or argument.
 USUAL: dict[str, list[str]] = {
@@ -42,8 +43,22 @@ USUAL: dict[str, list[str]] = {
     **{"smallest": ["4K"], "largest": ["64K", "1M", "512M"], "folder": ["data", "a"], "locations": ["data", "a"]},
     **{"imagenet": ["imagenet"], "val_labels": ["table.csv"], "speed": ["ssd=2", "nic=0"], "port": ["8888", "0"]},
     **{"single_rate": ["250"], "dataset_tb": ["1"], "port_price": ["tcp:10=100", "x=1"], "name": ["data"]},
-    "target_efficiency": ["0.9"],
+    **{"target_efficiency": ["0.9"], "networks": ["10g,25g-roce", "100g-efa,100g-efa"], "prices": ["prices.yml"]},
+    **{"samples": ["1e6"], "epochs": ["90"], "nics": ["1", "1,2"], "image_kb": ["108"], "grid": ["lr=0.1,0.2"]},
+    **{"min_nodes": ["1"], "max_nodes": ["2"], "each_nodes": ["1"], "gpus_per_node": ["0", "1", "4"]},
+    **{"requirements": ["requirements.txt"], "resume": ["latest", "e"], "id": ["latest", "r"], "times": ["1"]},
+    **{"results": ["log.txt"], "memory_gb": ["16"], "devices": ["4"], "stages": ["2"], "micro_batches": ["8"]},
+    **{"container": ["registry.example/x:1"], "max_restarts": ["1"], "seq_len": ["128"]},
 }
+# Of options that share a name with another subcommand's.
+OWN: dict[str, dict[str, list[str]]] = {
+    "bench converge": {"plan": ["converge.yml"]},
+    "bench run": {"env": [ENV, ENV, "A=1", "TOKEN=x=y"]},
+    "bench plan time-to-accuracy": {"target": ["75.9", "76", "72"], "batch": ["64", "2000"], "gpus": ["1", "8,512"]},
+    "cluster put": {"source": ["a", "data/", "plan.yml"], "target": ["datasets", "datasets/x"]},
+    "cluster get": {"source": ["results", "results/"], "target": [".", "a"]},
+}
+WORDS = [["--", "python", "train.py"], ["--", "python", "train.py", "--lr", "0.1"], ["python"], ["--", ""], []]
 # These take as long as they are told to: only what is refused, or short.
 SLOW = {
     "images": ["1", "2", "0", "-1", "nan", "x"],
@@ -54,8 +69,10 @@ SLOW = {
 CLUSTER_FILE = f"{INVENTORY}/group_vars/all/cluster.yml"
 CLUSTER = (
     *(CLUSTER_FILE, f"{INVENTORY}/tuning.yml", f"{STATE}/cluster.yml"),
-    *(f"{STATE}/{name}" for name in ("terraform.tfstate", "validation.json", "known_hosts")),
+    *(f"{STATE}/{name}" for name in ("terraform.tfstate", "validation.json", "known_hosts", "run.json")),
 )
+# What providers leave in the state folder.
+RECORDS = tuple(f"{STATE}/{name}" for name in ("probe.json", "experiment.json", "nodes.json", "jobs.jsonl"))
 RESULTS = (
     *(f"work/a/{name}" for name in ("trials.jsonl", "plan.json", "provenance.json", "capacities.json")),
     *(f"{RESULT}/{name}" for name in ("trials.jsonl", "plan.json", "provenance.json")),
@@ -65,13 +82,20 @@ READS: dict[str, tuple[str, ...]] = {
     "bench comm": CLUSTER,
     "bench tune": CLUSTER,
     "bench timeline": ("work/timeline.json",),
-    "bench predict": (*RESULTS, "work/table.csv"),
+    "bench predict": (*RESULTS, "work/table.csv", "work/mine.csv"),
     "bench data verify": ("work/data/index.json",),
     "bench data bench": ("work/data/index.json", *RESULTS[:4], *CLUSTER),
     "bench data push": ("work/data/index.json", *CLUSTER),
     "bench data shard": ("work/table.csv",),
+    "bench run": ("work/requirements.txt", *CLUSTER),
+    "bench runs": (f"{MEASURED}/runs/r/run.json", *CLUSTER),
+    "bench elastic": (f"{MEASURED}/elastic/e/faults.jsonl", *CLUSTER),
+    "bench converge": ("work/converge.yml", *CLUSTER),
+    "bench selfcheck": CLUSTER,
+    "bench render": ("work/plan.yml", "work/log.txt", CLUSTER_FILE),
+    "bench plan": ("work/mine.csv", "work/prices.yml"),
     "bench": RESULTS,
-    "cluster": CLUSTER,
+    "cluster": (*CLUSTER, *RECORDS),
 }
 # What ssh, podman and the other programs print.
 ANSWERS = [
@@ -131,10 +155,12 @@ def subcommands() -> dict[str, list[Any]]:
     return found | dict(leaves(cluster_cli.make_parser(), "cluster"))
 
 
-def value(action: Any, draw: Random) -> str:
+def value(action: Any, draw: Random, own: dict[str, list[str]]) -> str:
     if action.dest in SLOW:
         return draw.choice(SLOW[action.dest])
-    usual = [str(choice) for choice in action.choices or ()] + USUAL.get(action.dest, [])
+    usual = [str(choice) for choice in action.choices or ()] + own.get(action.dest, USUAL.get(action.dest, []))
+    if "--model-file" in action.option_strings:
+        usual = ["mine.csv"]
     if usual and draw.random() < 0.75:
         return draw.choice(usual)
     if action.dest in ("out", "plot"):
@@ -143,17 +169,19 @@ def value(action: Any, draw: Random) -> str:
     return draw.choice(NUMBERS if draw.random() < (0.8 if action.type is not None else 0.4) else STRINGS)
 
 
-def arguments(options: list[Any], draw: Random) -> list[str]:
+def arguments(options: list[Any], draw: Random, own: dict[str, list[str]]) -> list[str]:
     words: list[str] = []
     for action in options:
-        if not action.option_strings:
+        if action.nargs == argparse.REMAINDER:
+            words += draw.choice(WORDS)
+        elif not action.option_strings:
             if action.nargs in (None, "+") or draw.random() < 0.7:
                 count = draw.choice((1, 1, 2)) if action.nargs in ("+", "*") else 1
-                words += [value(action, draw) for _ in range(count)]
+                words += [value(action, draw, own) for _ in range(count)]
         elif action.required or draw.random() < (0.8 if action.dest == "env" else 0.2):
             words.append(action.option_strings[-1])
             if action.nargs != 0:
-                words[-1] += f"={value(action, draw)}"
+                words[-1] += f"={value(action, draw, own)}"
     if draw.random() < 0.04:
         words.insert(draw.randrange(len(words) + 1), draw.choice([*STRINGS, "--nosuch", "--json=1", "-h"]))
     return words
@@ -204,14 +232,15 @@ def change(content: Any, draw: Random) -> Any:
 
 
 # Their defaults measure for longer than a case may take. A generated option comes later and wins.
-SHORT = {"bench data bench": ("--seconds", "0.1")}
+SHORT = {"bench data bench": ("--seconds", "0.1"), "bench converge": ("--plan", "converge.yml")}
+KUBERNETES = {"image": f"registry.example/x@sha256:{'0' * 64}"}
 
 
 def case(subcommand: str, options: list[Any], number: int, seed: str, sandbox: Sandbox) -> Case:
     name = f"{subcommand}/{number}/{seed}"
     draw = Random(name)
     command, *words = subcommand.split()
-    argv = [*words, *SHORT.get(subcommand, ()), *arguments(options, draw)]
+    argv = [*words, *SHORT.get(subcommand, ()), *arguments(options, draw, OWN.get(subcommand, {}))]
     # Fits for longer than a case may take.
     argv = [word for word in argv if word != "--by-source"]
     if command == "cluster":
@@ -220,8 +249,12 @@ def case(subcommand: str, options: list[Any], number: int, seed: str, sandbox: S
     reads = next(READS[prefix] for prefix in (subcommand, f"{command} {words[0]}", command) if prefix in READS)
     for path in draw.sample(reads, min(len(reads), draw.choice((0, 1, 1, 1, 2)))):
         made.files[path] = damage(sandbox.content(path), draw)
+    if words[0] == "render" and CLUSTER_FILE not in made.files:
+        content = yaml.safe_load(sandbox.content(CLUSTER_FILE))
+        content["cluster"]["kubernetes"] = change(KUBERNETES, draw) if draw.random() < 0.2 else KUBERNETES
+        made.files[CLUSTER_FILE] = json.dumps(content).encode()
     if command == "cluster" and draw.random() < 0.3:
-        other = draw.choice(["aws", "baremetal", "gpulab", "virtualwall"])
+        other = draw.choice(["aws", "baremetal", "gpulab", "slurm", "virtualwall"])
         sample = yaml.safe_load((ROOT / f"inventories/{other}/group_vars/all/cluster.yml").read_text())
         made.files[CLUSTER_FILE] = json.dumps(change(sample, draw) if draw.random() < 0.7 else sample).encode()
         if draw.random() < 0.5:

@@ -18,6 +18,8 @@ sys.path.insert(0, str(ROOT / "tests/cli"))
 from project import REQUIRED, copy_project, terraform_type  # noqa: E402
 from project import contract as deployed_contract  # noqa: E402
 
+from bench.worker import protocol  # noqa: E402
+
 ENV = "fuzz"
 FIXTURES = ROOT / "tests/fixtures/runs"
 # A command that takes longer hangs.
@@ -28,6 +30,7 @@ MOST_LINES, MOST_BYTES = 3, 4000
 PROGRESS = re.compile(r"\[ *([0-9.]+ s|[0-9]+/[0-9]+)\] |round [0-9]+: ")
 TOOLS = (
     *("ansible", "ansible-playbook", "git", "java", "mmdebstrap", "nft", "openssl", "pip", "podman", "python", "rsync"),
+    *("sacctmgr", "sbatch", "scancel", "scontrol", "sinfo", "squeue"),
     *("ssh", "ssh-keygen", "ssh-keyscan", "sudo", "systemctl", "tar", "terraform"),
 )
 # Answers as a case wants them. Terraform's output comes from the state file, as the real one's does.
@@ -52,12 +55,30 @@ else:
     sys.stderr.write(os.environ.get("FUZZ_COMPLAINT", ""))
     sys.exit(int(os.environ.get("FUZZ_EXIT", "0")))
 """
+CONVERGE = {"engines": ["horovod"], "fabrics": ["1g"], "nodes": [2], "large_batches": [], "seeds": 1, "images": 256}
 PLAN = {"nodes": [1, 2], "batches": [32], "fabrics": ["1g"], "engines": ["horovod-mpi"], "seconds": 1, "repeats": 1}
 VALIDATION = {
     **{"fabric": "1g", "rate_gbps": 1, "mpi": "2 ranks: sum 1", "share": None},
     "ring": [{"node": "head", "to": "w1", "gbps": 0.95, "wire_gbps": 0.97, "reachable": True}],
 }
 TUNING = {"tuning": {"1g": {"engine": "horovod-gloo", "fusion_mb": 64.0, "cycle_ms": 2.0}}}
+RUN = {
+    **{"id": "r", "command": "python train.py", "engine": "horovod", "nodes": ["head"], "groups": []},
+    "points": [{"name": ".", "words": ["python", "train.py"], "values": {}}],
+}
+RECOVERY = {
+    **{"seconds": 5.0, "stood": 6.0, "steps_lost": 0, "before": 9.0, "after": 6.0, "nodes_before": 3, "nodes_after": 2},
+}
+FAULT = {"fault": "rank killed", "round": 1, "node": "w1", "at": 1.0, "recovery": RECOVERY, "series": [[0.0, 9.0]]}
+NODE_FACTS = {
+    **{"node": "n1", "python": "3.11", "torch": "2.13", "horovod": "0.28.1", "cpu_level": 3, "cores": 8},
+    **{"interface": "eth0", "interfaces": {"eth0": "10.0.0.1"}, "adapters": [], "gpus": []},
+}
+# GPULab's and Slurm's in one: each reads its own fields.
+PROBE = {"ranks": 1, "right": True, "nodes": [NODE_FACTS], "jobs": 2, "unreachable": [], "interface": "eth0"}
+EXPERIMENT = {"name": ENV, "backend": "jfed", "state": "ready", "expires": "2100-01-01T00:00:00+00:00"}
+NODES = {"user": "me", "jump_host": None, "addresses": {"head": "10.0.0.1"}, "interfaces": {"1g": "eth1"}}
+MODEL = "layer,shapes,macs,activations\nimages,3x224x224,,\na,64x3x7x7 64,118013952,802816\nb,1000x64,64000,1000\n"
 TABLE = ROOT / "bench/catalogue/published/hkbu-2020.csv"
 
 
@@ -164,7 +185,21 @@ class Sandbox:
         (state / "known_hosts").write_text("10.99.0.10 ssh-ed25519 AAAA\n")
         for name in ("id_ed25519", "id_ed25519.pub", "mesh_ed25519", "mesh_ed25519.pub"):
             (state / name).write_text("ssh-ed25519 AAAA stub")
+        write(state / "run.json", {"id": "r", "question": ["ssh", "systemctl", "is-active", "run-r-launch"]})
+        write(state / "probe.json", PROBE)
+        write(state / "experiment.json", EXPERIMENT)
+        write(state / "nodes.json", NODES)
+        (state / "jobs.jsonl").write_text(json.dumps({"event": "submitted", "name": "r", "id": "1"}) + "\n")
         write(work / "plan.yml", PLAN)
+        write(work / "converge.yml", CONVERGE)
+        write(work / "prices.yml", {"gpu": 1, "node": 2, "ports": {"tcp": {"10": 3}}})
+        (work / "mine.csv").write_text(MODEL)
+        (work / "train.py").write_text("print(1)\n")
+        (work / "requirements.txt").write_text("humanize\n")
+        (work / "log.txt").write_text("a line\n" + event_line())
+        for folder, name, content in (("runs/r", "run.json", RUN), ("elastic/e", "faults.jsonl", FAULT)):
+            (results / ENV / folder).mkdir(parents=True)
+            (results / ENV / folder / name).write_text(json.dumps(content) + "\n")
         shutil.copy(FIXTURES / "horovod-timeline.json", work / "timeline.json")
         shutil.copy(TABLE, work / "table.csv")
         copies = {"decode-cpu": work / "a", "network-1g": work / "b", "engines": results / ENV / "r"}
@@ -239,6 +274,11 @@ class Sandbox:
         assert self.server.stdin
         self.server.stdin.close()
         self.server.wait(timeout=20)
+
+
+def event_line() -> str:
+    """What a worker prints whose launch failed."""
+    return f"{protocol.MARK}{json.dumps({'event': 'Failed', 'error': 'x'})}\n"
 
 
 def write(path: Path, content: Any) -> None:
