@@ -18,7 +18,7 @@ from bench.sweep.launch import PYTHON
 from bench.worker import shards, stages
 from cluster.core import files, lock, ssh, worker_files
 from cluster.core.errors import InfraError, UserError
-from cluster.core.process import Lines
+from cluster.core.process import Lines, die_with_parent
 from cluster.core.progress import Progress
 from cluster.core.state import State
 from cluster.core.tables import columns
@@ -85,7 +85,7 @@ def on_node(
     with state.locked(), lock.measuring(contract.provider, progress.waiting):
         progress.now("stage", f"copying the worker to {place}")
         worker_files.install(contract, [place])
-        with Popen(argv, stdin=DEVNULL, stdout=PIPE, stderr=PIPE, text=True) as process:
+        with Popen(argv, stdin=DEVNULL, stdout=PIPE, stderr=PIPE, text=True, preexec_fn=die_with_parent) as process:
             out, err = Lines(process.stdout), Lines(process.stderr, partial(progress.now, "stage"))
             try:
                 code = process.wait(120 + 20 * seconds * len(locations))
