@@ -108,6 +108,7 @@ def test_what_no_data_reach_is_one_line(words: str, told: str, capsys: pytest.Ca
 def test_plot_has_the_requested_sizes_also_where_a_whole_node_has_no_answer(tmp_path: Path) -> None:
     """Eight GPUs with batch 2000 exceed the batches at which SGD reaches the target; one GPU does not."""
     path = tmp_path / "x.svg"
-    words = ["--gpus", "1", "--batch", "2000", "--optimizer", "sgd", "--target", "76", "--plot", str(path)]
+    words = ["--gpus", "1", "--batch", "2000", "--optimizer", "sgd", "--target", "76"]
+    words += ["--single-rate", "300", "--plot", str(path)]
     assert main(["plan", "time-to-accuracy", *words]) == 0
     assert "<svg" in path.read_text()
