@@ -250,6 +250,7 @@ def bake(
         "mounts": {str(path): ON_NODE[name] for name, path in wheels.items()},
     }
     network = {"cluster": name, "name": f"{name}-management", "subnet": BUILD_SUBNET, "internal": False}
+    network["state_dir"] = str(state.dir)
     (CACHE / "horovod").mkdir(parents=True, exist_ok=True)
     log, env, container = state.log("image"), state.environment(), f"{name}-builder"
 
@@ -261,6 +262,7 @@ def bake(
         run_logged([*sudo(), "podman", *words], log, env, f"podman {words[0]}")
 
     tool("remove-leftovers", spec)
+    tool("remove-dead-build", network)
     try:
         with progress.part("image", "booting a node to install the roles on"):
             tool("create-network", network)

@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 from standins import podman
 
+from cluster.core import lock
+
 TOOL = "cluster.providers.local.node"
 
 
@@ -154,3 +156,26 @@ def test_node_that_terraform_lost_is_kept_if_it_is_what_we_want(machine: Path, s
     (state / "seeds/head/created").unlink()
     boot(state, ssh_port)
     assert (state / "known_hosts").read_text() != key
+
+
+def test_killed_build_of_an_image_does_not_stop_the_builds_of_others(
+    machine: Path, ssh_port: int, tmp_path: Path
+) -> None:
+    """It left its network, or also its builder; the error was podman's: subnet 10.76.255.0/24 is already used."""
+    killed, mine = make_state(tmp_path / "a/.state/x"), make_state(tmp_path / "b/.state/local")
+    subnet = "10.76.255.0/24"
+    theirs = {"cluster": "x-build", "name": "x-build-management", "subnet": subnet, "internal": False}
+    ours = {**theirs, "cluster": "local-build", "name": "local-build-management", "state_dir": str(mine)}
+    podman.add_network(machine, "local-management", "10.77.0.0/24", {"horovod-cluster": "local"})
+    for owner, builder in ({}, False), ({"state_dir": str(killed)}, True):
+        assert tool("create-network", **theirs, **owner).returncode == 0
+        if builder:
+            spec = node(killed, ssh_port, cluster="x-build", name="builder", addresses={"management": "127.0.0.1"})
+            assert tool("create-node", **spec).returncode == 0
+        with lock.environment(killed.with_name("x.lock"), "x"):
+            done = tool("remove-dead-build", **ours)
+        if builder:
+            assert done.returncode == 1 and f"builds an image in it, for {killed}" in done.stderr
+            assert tool("remove-dead-build", **ours).returncode == 0
+        left = podman.read(machine)
+        assert (left["containers"], list(left["networks"])) == ({}, ["local-management"])

@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from cluster.core import errors, root
+from cluster.core import errors, lock, root
 from cluster.core.errors import InfraError, UserError
 from cluster.providers import ssh_server
 from cluster.providers.local import machine
@@ -49,8 +49,8 @@ TCP = {"net.ipv4.tcp_congestion_control": "reno", "net.ipv4.tcp_slow_start_after
 def update_known_hosts(path: Path, address: str, port: int, key: str | None) -> None:
     """Replace the line of this address. The lock is needed because nodes are created in parallel."""
     host = address if port == 22 else f"[{address}]:{port}"
-    with path.with_suffix(".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with path.with_suffix(".lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
         lines = path.read_text().splitlines() if path.exists() else []
         lines = [line for line in lines if line.split(" ", 1)[0] != host]
         if key:
@@ -216,6 +216,23 @@ def remove_leftovers(spec: dict[str, Any]) -> None:
         nft(f"delete table {nft_table(str(name))}", check=False)
 
 
+def remove_dead_build(spec: dict[str, Any]) -> None:
+    """Remove what a killed build of another environment left in the subnet that all builders use, one at a time."""
+    here, subnet = machine.look(), ipaddress.ip_network(spec["subnet"])
+    for network in here.networks:
+        if not network.cluster.endswith("-build") or subnet not in network.subnets:
+            continue
+        nodes = [one for one in here.containers if one.cluster == network.cluster]
+        for folder in {network.owner, *(one.owner for one in nodes)} - {"", owner(spec)}:
+            # A build that uses another cache, and so another lock.
+            if user := lock.holder(Path(folder).with_name(f"{Path(folder).name}.lock")):
+                raise InfraError(f"subnet {subnet}: {user} builds an image in it, for {folder}; wait until it ends")
+        for node in nodes:
+            podman("rm", "-f", "-i", "-t", "0", node.name)
+        podman("network", "rm", network.name)
+        nft(f"delete table {nft_table(network.cluster)}", check=False)
+
+
 def owned(network: Network, folder: str, clusters: set[Any], cluster: str | None) -> bool:
     if network.owner:
         return network.owner == folder and cluster in (None, network.cluster)
@@ -229,6 +246,7 @@ ACTIONS = {
     "destroy-node": destroy_node,
     "start": start_node,
     "remove-leftovers": remove_leftovers,
+    "remove-dead-build": remove_dead_build,
 }
 
 if __name__ == "__main__":
