@@ -189,10 +189,10 @@ def environment(name: str) -> Iterator[Scene]:
         if not folder.exists():
             call(BIN / "cluster", "env", name)
             made = True
-        features = dict.fromkeys(("data", "jupyterlab", "monitoring"), False)
         path = folder / "group_vars/all/cluster.yml"
         content = files.mapping(path)
-        content["cluster"] |= {"nodes": NODES, "features": features}
+        # With the features of inventories/local: its image need not be built again.
+        content["cluster"] |= {"nodes": NODES}
         path.write_text(json.dumps(content))
         scene.results.mkdir(parents=True, exist_ok=True)
         call(*SUDO, "mount", "-t", "tmpfs", "-o", f"size={DISK_MB}m,mode=1777", "drill", scene.results)
