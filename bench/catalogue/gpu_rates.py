@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -15,6 +16,8 @@ REFERENCE_MODEL = "resnet50"
 
 # Other names for GPUs of the table.
 ALIASES = {"1080ti": "gtx1080ti", "h100": "h100-sxm"}
+# Forms in which one of them was sold, such as v100-sxm2-16gb. Their rates are close; link and memory differ.
+FORM = re.compile(r"(?P<gpu>[a-z0-9]+)(?:-(?P<link>pcie|sxm\d?))?(?:-(?P<gb>\d+)gb)?")
 
 # Default precision: the first of these that was published for the device.
 PRECISION_ORDER = ("fp32", "tf32", "amp", "fp16")
@@ -80,8 +83,19 @@ PROFILES = {gpu: profile for (gpu, model, _), profile in _BY_NETWORK.items() if 
 
 
 def canonical(name: str) -> str:
-    """The name in the tables: lower case, without an alias."""
-    return ALIASES.get(name.lower(), name.lower())
+    """The name in the tables: lower case, without an alias and without the form."""
+    asked = ALIASES.get(name.lower(), name.lower())
+    if asked in PROFILES or not (found := FORM.fullmatch(asked)):
+        return asked
+    base = ALIASES.get(found["gpu"], found["gpu"])
+    # The PCIe form of the H100 is another chip.
+    return asked if base.endswith("-sxm") and found["link"] == "pcie" else base if base in PROFILES else asked
+
+
+def form(name: str | None) -> dict[str, str]:
+    """What the name says about the form: link (pcie, sxm2) and gb."""
+    found = FORM.fullmatch((name or "").lower())
+    return {key: value for key, value in found.groupdict().items() if value} if found else {}
 
 
 def get(name: str) -> Profile:

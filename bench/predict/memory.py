@@ -89,7 +89,9 @@ def needed_gb(setup: Setup, optimizer: str) -> float:
 
 
 def fit(setup: Setup, optimizer: str) -> Fit:
-    return Fit(needed_gb(setup, optimizer), MEMORY_GB.get(gpu_rates.canonical(setup.gpu or ""), ()))
+    stated = gpu_rates.form(setup.gpu).get("gb")
+    known = MEMORY_GB.get(gpu_rates.canonical(setup.gpu or ""), ())
+    return Fit(needed_gb(setup, optimizer), (float(stated),) if stated else known)
 
 
 def check(setup: Setup, optimizer: str) -> Fit:

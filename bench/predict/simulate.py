@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import accumulate
 
-from bench.catalogue import models
+from bench.catalogue import gpu_rates, models
 from bench.predict import network, peers, servers
 from bench.predict.inputs import COMPRESSIONS, DEFAULT_FUSION_MB, HALF_PRECISION, SHARED_BOARD, Parameters, Setup
 
@@ -53,7 +53,8 @@ def simulate(setup: Setup, parameters: Parameters) -> Step:
     if n == 1:
         return _with_input(setup, Step(micro * steps, 0.0, 0.0, 0.0, 0.0, 0.0, None, "compute"))
     shared = min(n, setup.gpus_per_node) > 1
-    compute = micro * steps / (SHARED_BOARD.get(setup.gpu or "", 1.0) if shared else 1.0)
+    board = SHARED_BOARD.get(gpu_rates.canonical(setup.gpu or ""), 1.0) if shared else 1.0
+    compute = micro * steps / board
     jitter = parameters.jitter * (parameters.half_jitter if setup.precision in HALF_PRECISION else 1.0)
     # Delays of several micro-batches average out.
     straggler = compute * jitter * expected_slowest(n) / math.sqrt(steps)
