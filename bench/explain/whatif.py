@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
+from bench.predict import device
 from bench.predict.fit import Observation, fit_link
 from bench.predict.inputs import DEFAULTS, Parameters, Setup
 from bench.predict.step import step_ms
@@ -96,7 +97,7 @@ def setup_of(point: MergedPoint, compute_ms: float) -> Setup:
         transport=point.transport,
         engine=family.engine.split("-")[0],
         compression=family.compression,
-        link="native",
+        **device.of(point.trials[0], family.gpu),
     )
 
 

@@ -15,6 +15,8 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
+from bench.predict import device
+from bench.predict.device import Device
 from bench.predict.inputs import DEFAULTS, Parameters, Setup
 from bench.predict.network import usual_gbps
 from bench.predict.step import step_ms
@@ -51,11 +53,29 @@ class Series:
     engine: str
     compression: str
     device: str
+    # What the trials record of the GPUs and the link between them.
+    gpu: str | None = None
+    interconnect: str = "auto"
+    precision: str | None = None
     period: int = 1
 
     @property
     def link(self) -> Link:
         return Link(self.fabric, self.transport)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A trial and the curve that it belongs to."""
+
+    trial: Trial
+    series: Series
+
+    @property
+    def step_ms(self) -> float:
+        if self.trial.step_ms is None:
+            raise UserError(f"trial {self.trial.id}: status is ok but step_ms is missing")
+        return self.trial.step_ms.median
 
 
 @dataclass(frozen=True)
@@ -123,31 +143,32 @@ def calibrate(
     # The model of a step does not include reading data.
     loaded = runs.load(run, field="--calibrate")
     trials = [t for t in loaded.trials if t.status == "ok" and t.step_ms and t.point.data == "synthetic"]
-    base = _single_steps(trials, start)
-    known = [trial for trial in trials if _series(trial) in base]
+    every = [Measured(trial, _series(trial, loaded.gpu)) for trial in trials]
+    base = _single_steps(every, start)
+    known = [one for one in every if one.series in base]
     fits: dict[str, Fit] = {}
-    for engine in dict.fromkeys(trial.point.engine for trial in known):
-        used = [trial for trial in known if trial.point.engine == engine and not _left_out(trial, fit_nodes)]
-        if any(trial.point.nodes > 1 for trial in used):
+    for engine in dict.fromkeys(one.series.engine for one in known):
+        used = [one for one in known if one.series.engine == engine and not _left_out(one.trial, fit_nodes)]
+        if any(one.trial.point.nodes > 1 for one in used):
             fits[engine] = _fit(used, base, start, show)
     if not fits:
         why = "; ".join(["no successful trial on two or more nodes to fit the network on", *loaded.problems])
         raise UserError(f"--calibrate: {run}: {why}")
     residuals = []
-    for trial in known:
-        point, series, fit = trial.point, _series(trial), fits.get(trial.point.engine)
+    for one in known:
+        point, series, fit = one.trial.point, one.series, fits.get(one.series.engine)
         if fit and (point.nodes == 1 or series.link in fit.link_share):
-            fitted, left_out = _fitted_ms(trial, base, fit), _left_out(trial, fit_nodes)
-            residuals.append(Residual(series, point.nodes, point.gpus, _measured(trial), fitted, left_out))
+            fitted, left_out = _fitted_ms(one, base, fit), _left_out(one.trial, fit_nodes)
+            residuals.append(Residual(series, point.nodes, point.gpus, one.step_ms, fitted, left_out))
     return Calibration(str(run), fits, base, tuple(residuals), tuple(loaded.problems))
 
 
-def _fit(used: Sequence[Trial], base: dict[Series, float], start: Parameters, show: Callable[[str], None]) -> Fit:
+def _fit(used: Sequence[Measured], base: dict[Series, float], start: Parameters, show: Callable[[str], None]) -> Fit:
     # scipy takes half a second to import, which only this path should pay.
     from scipy.optimize import least_squares
 
-    links = sorted({_series(trial).link for trial in used if trial.point.nodes > 1})
-    rates = {_series(trial).link: trial.point.rate_gbps for trial in used}
+    links = sorted({one.series.link for one in used if one.trial.point.nodes > 1})
+    rates = {one.series.link: one.series.rate_gbps for one in used}
     # The share of its rate that a link usually reaches.
     usual = {link: usual_gbps(start, link.transport, rates[link]) / rates[link] for link in links}
 
@@ -166,15 +187,15 @@ def _fit(used: Sequence[Trial], base: dict[Series, float], start: Parameters, sh
         return Fit(common, shares, rates, latency)
 
     def errors(fit: Fit) -> list[float]:
-        return [math.log(_fitted_ms(trial, base, fit) / _measured(trial)) for trial in used]
+        return [math.log(_fitted_ms(one, base, fit) / one.step_ms) for one in used]
 
     tries = count(1)
 
     def misses(vector: Sequence[float]) -> list[float]:
-        show(f"{used[0].point.engine}: try {next(tries)} of the fit to {len(used)} trials")
+        show(f"{used[0].series.engine}: try {next(tries)} of the fit to {len(used)} trials")
         priors = [PRIOR_JITTER, PRIOR_LATENCY, PRIOR_NODES, *(PRIOR_LINK for _ in links)]
         found = [value / prior for value, prior in zip(vector, priors, strict=True)]
-        return found + [error / _noise(trial) for error, trial in zip(errors(unpack(vector)), used, strict=True)]
+        return found + [error / _noise(one.trial) for error, one in zip(errors(unpack(vector)), used, strict=True)]
 
     # No link exceeds its rate.
     upper = [3.0, 3.0, 3.0, *(1e-6 - math.log(usual[link]) for link in links)]
@@ -182,7 +203,7 @@ def _fit(used: Sequence[Trial], base: dict[Series, float], start: Parameters, sh
     fit = unpack([float(value) for value in best.x])
     spread = math.sqrt(sum(error**2 for error in errors(fit)) / len(used))
     # The delay of a GPU was measured here, so it is less uncertain than by default.
-    most = max(trial.point.nodes for trial in used)
+    most = max(one.trial.point.nodes for one in used)
     rest = max(start.rest, NORMAL_80 * spread)
     narrower = replace(fit.common, rest=rest, jitter_doubt=(0.7, 1.0), fitted_nodes=most)
     return replace(fit, common=narrower)
@@ -194,13 +215,15 @@ def _left_out(trial: Trial, fit_nodes: int | None) -> str:
     return "straggler" if trial.stragglers else ""
 
 
-def _series(trial: Trial) -> Series:
-    same = {field.name: getattr(trial.point, field.name) for field in fields(Series) if field.name != "period"}
-    return Series(**same, period=trial.weights.period if trial.weights else 1)
+def _series(trial: Trial, gpu: str = "") -> Series:
+    names = {field.name for field in fields(Series)} - {"period", *Device.__annotations__}
+    same = {name: getattr(trial.point, name) for name in names}
+    return Series(**same, **device.of(trial, gpu), period=trial.weights.period if trial.weights else 1)
 
 
 def _setup(series: Series, gpus: int, single_step_ms: float, rate_gbps: float | None = None) -> Setup:
-    same = {name: getattr(series, name) for name in ("model", "batch", "gpus_per_node", "transport", "compression")}
+    names = ("model", "batch", "gpus_per_node", "transport", "compression", *Device.__annotations__)
+    same = {name: getattr(series, name) for name in names}
     return Setup(
         **same,
         single_step_ms=single_step_ms,
@@ -212,19 +235,18 @@ def _setup(series: Series, gpus: int, single_step_ms: float, rate_gbps: float | 
         period=series.period,
         # Our fabrics are ports, or shaped without credit for idle time.
         link="native",
-        gpu=series.device.removeprefix("emulated:") if series.device.startswith("emulated:") else None,
     )
 
 
-def _single_steps(trials: Sequence[Trial], start: Parameters) -> dict[Series, float]:
+def _single_steps(every: Sequence[Measured], start: Parameters) -> dict[Series, float]:
     """Step time of one GPU per series: measured, or of the emulated device, or derived from the smallest point."""
     alone: dict[tuple[str, int, str], list[float]] = {}
-    for trial in trials:
-        if trial.point.gpus == 1:
-            alone.setdefault(_device_key(trial.point), []).append(_measured(trial))
+    for one in every:
+        if one.trial.point.gpus == 1:
+            alone.setdefault(_device_key(one.trial.point), []).append(one.step_ms)
     steps: dict[Series, float] = {}
-    for trial in sorted(trials, key=lambda trial: trial.point.gpus):
-        series = _series(trial)
+    for one in sorted(every, key=lambda one: one.trial.point.gpus):
+        trial, series = one.trial, one.series
         if series in steps:
             continue
         key = _device_key(trial.point)
@@ -233,19 +255,13 @@ def _single_steps(trials: Sequence[Trial], start: Parameters) -> dict[Series, fl
         elif trial.emulation is not None:
             steps[series] = trial.emulation.compute_ms
         elif trial.point.nodes == 1:
-            guess = _measured(trial)
+            guess = one.step_ms
             steps[series] = guess * guess / step_ms(_setup(series, trial.point.gpus, guess), start)
     return steps
 
 
 def _device_key(point: Point) -> tuple[str, int, str]:
     return point.device, point.batch, point.model
-
-
-def _measured(trial: Trial) -> float:
-    if trial.step_ms is None:
-        raise UserError(f"trial {trial.id}: status is ok but step_ms is missing")
-    return trial.step_ms.median
 
 
 def _noise(trial: Trial) -> float:
@@ -255,6 +271,6 @@ def _noise(trial: Trial) -> float:
     return max(LEAST_NOISE, (trial.step_ms.high - trial.step_ms.low) / 3.92 / trial.step_ms.median)
 
 
-def _fitted_ms(trial: Trial, base: dict[Series, float], fit: Fit) -> float:
-    series = _series(trial)
-    return step_ms(_setup(series, trial.point.gpus, base[series]), fit.parameters(series.link))
+def _fitted_ms(one: Measured, base: dict[Series, float], fit: Fit) -> float:
+    series = one.series
+    return step_ms(_setup(series, one.trial.point.gpus, base[series]), fit.parameters(series.link))

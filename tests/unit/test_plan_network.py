@@ -10,6 +10,9 @@ from typing import Any
 import pytest
 
 from bench.cli import main
+from bench.predict.inputs import Setup
+from bench.predict.step import step_ms
+from bench.results.trial import Breakdown, Emulation, Interval, Point, Trial
 from bench.sizing import network
 
 LIST = ["--gpu", "v100", "--gpus-per-node", "4", "--nodes", "4"]
@@ -80,9 +83,10 @@ def test_the_plot_names_gpu_and_node_shape(capsys: pytest.CaptureFixture[str], t
     plot = tmp_path / "networks.svg"
     assert main(["plan", "network", *LIST, "--networks", "10g,25g-roce", "--plot", str(plot)]) == 0
     text = plot.read_text()
-    assert "Networks for v100, batch 64 per GPU, pcie inside a node" in text
+    assert "Networks for v100 fp32, batch 64 per GPU" in text
+    assert "PCIe inside a node (6.4 GB/s)" in text
     assert "resnet50, 4 x 4 GPUs" in text
-    assert "PCIe inside a node (6.4 GB/s, see --interconnect)" in capsys.readouterr().out
+    assert "PCIe inside a node (6.4 GB/s); other links: --interconnect" in capsys.readouterr().out
 
 
 def test_every_command_gives_the_same_number(capsys: pytest.CaptureFixture[str]) -> None:
@@ -134,3 +138,70 @@ def test_explain_and_the_report_give_the_same_number_as_predict(
     for row in answer(capsys, *words)["predictions"]:
         if row["transport"] == "tcp":
             assert row["node_efficiency"] == pytest.approx(0.8, abs=0.06)
+
+
+def measured_as_predicted(folder: Path, setups: list[Setup]) -> None:
+    """A run whose every point takes exactly the predicted time."""
+    lines = []
+    for setup in setups:
+        step = step_ms(setup)
+        point = Point(
+            fabric="roce",
+            transport=setup.transport,
+            rate_gbps=setup.rate_gbps,
+            nodes=setup.nodes,
+            gpus_per_node=setup.gpus_per_node,
+            batch=setup.batch,
+            model=setup.model,
+            engine="horovod-mpi",
+            device=f"emulated:{setup.gpu}",
+        )
+        rate = 1000 * setup.images_per_step / step
+        parts = {"exposed_comm": step - setup.single_step_ms, "data_wait": 0.0, "straggler_wait": 0.0}
+        trial = Trial(
+            id=point.id,
+            point=point,
+            status="ok",
+            kind="emulated",
+            started="2026-01-01T00:00:00Z",
+            steps=50,
+            step_ms=Interval(median=step, low=step, high=step),
+            images_per_second=Interval(median=rate, low=rate, high=rate),
+            breakdown_ms=Breakdown(compute=setup.single_step_ms, **parts),
+            emulation=Emulation(
+                profile=setup.gpu,
+                profile_source="test",
+                compute_ms=setup.single_step_ms,
+                scale=10,
+                node_gbytes=setup.intra_gbytes,
+            ),
+        )
+        lines.append(trial.model_dump_json())
+    folder.mkdir()
+    (folder / "trials.jsonl").write_text("\n".join(lines) + "\n")
+
+
+@pytest.mark.parametrize("inside", ["auto", "pcie"])
+def test_nodes_of_several_gpus_have_one_answer_in_explain_report_and_predict(
+    inside: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    same = ["--gpu", "a100", "--model", "vgg16", "--batch", "64", "--gpus-per-node", "4", "--interconnect", inside]
+    same += ["--transport", "verbs", "--gpus"]
+    single = answer(capsys, "predict", *same, "1")["single_rate"]
+    setups = [
+        Setup("vgg16", 64, 64000 / single, 4 * nodes, 4, 25.0, "verbs", gpu="a100", interconnect=inside)
+        for nodes in (1, 2, 4)
+    ]
+    measured_as_predicted(tmp_path / "run", setups)
+    now, next_rate = (answer(capsys, "predict", *same, "16", "--rate-gbps", rate) for rate in ("25", "100"))
+    explained = answer(capsys, "explain", "run")
+    assert explained["efficiency"] == pytest.approx(now["node_efficiency"], rel=1e-4)
+    (change,) = [one for one in explained["changes"] if one["what"].startswith("100 Gbit/s instead of")]
+    assert change["images_per_second"] == pytest.approx(next_rate["images_per_second"], rel=0.01)
+    told = answer(capsys, "report", "run")["verdict"]["numbers"]
+    assert told["efficiency:100"] == pytest.approx(next_rate["node_efficiency"], rel=0.01)
+    words = ["predict", "--calibrate", "run", "--gpus", "16", "--rate-gbps", "100"]
+    assert answer(capsys, *words)["predictions"][0]["images_per_second"] == pytest.approx(
+        next_rate["images_per_second"], rel=0.02
+    )
