@@ -62,6 +62,10 @@ def run(args: argparse.Namespace) -> int:
     if len(rates) > 1:
         raise UserError("--rate-gbps: give one rate; `bench plan network` compares several")
     workload, samples = _workload(args)
+    if workload and workload.seq_len:
+        if args.seq_len not in (None, workload.seq_len):
+            raise UserError(f"--seq-len: the data behind the target have {workload.seq_len}; or give --epochs")
+        args.seq_len = workload.seq_len
     fixed = number(args.epochs, "--epochs") if args.epochs else None
 
     def ask(gpus: int) -> Answer:
@@ -77,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
         described = asdict(curve) if curve else None
         print(
             json.dumps(
-                {"answers": [asdict(one) for one in answers], "curve": described, "enough_gpus": enough}, indent=2
+                {"answers": [asdict(one) for one in answers], "curve": described, "enough_gpus": enough.gpus}, indent=2
             )
         )
     else:
@@ -86,8 +90,8 @@ def run(args: argparse.Namespace) -> int:
         rate = f"{rates[0]:g} Gbit/s" if rates[0] else "a network of unknown rate"
         print(f"{assumptions.text([some])}; {rate} over {via}")
         print(_as_text(answers, "samples" if workload and workload.samples == 1 else "epochs"))
-        more = f"more than {enough:,} GPUs save less than {WORTHWHILE:.0%} when doubled"
-        print(more if enough < MOST_GPUS else f"doubling helps up to {MOST_GPUS:,} GPUs")
+        beyond = curve is not None and enough.gpus * args.batch > curve.largest
+        print(f"{enough.text}, extrapolated beyond a batch of {curve.largest:,}" if curve and beyond else enough.text)
     if args.plot:
         from bench.sizing.accuracy_plot import draw
 
@@ -147,16 +151,25 @@ def _doublings(first: int, last: int) -> list[int]:
     return found
 
 
-def _enough(ask: Callable[[int], Answer], per_node: int) -> int:
-    """The number of GPUs beyond which twice as many save too little."""
+@dataclass(frozen=True)
+class Enough:
+    """The number of GPUs beyond which twice as many save too little, or beyond which nothing is known."""
+
+    gpus: int
+    text: str
+
+
+def _enough(ask: Callable[[int], Answer], per_node: int) -> Enough:
     sizes = _doublings(per_node, MOST_GPUS)
-    before = ask(sizes[0]).hours
-    for size, double in pairwise(sizes):
-        after = ask(double).hours
-        if before is None or after is None or after > (1 - WORTHWHILE) * before:
-            return size
-        before = after
-    return MOST_GPUS
+    known = [one.hours for one in map(ask, sizes) if one.hours is not None]
+    # From one node to two a slow network may lose what more nodes win again, so the last gain counts.
+    gains = [index for index, (one, two) in enumerate(pairwise(known)) if two <= (1 - WORTHWHILE) * one]
+    last = gains[-1] + 1 if gains else 0
+    if last < len(known) - 1:
+        return Enough(sizes[last], f"more than {sizes[last]:,} GPUs save less than {WORTHWHILE:.0%} when doubled")
+    if len(known) < len(sizes):
+        return Enough(sizes[last], f"no data for more than {sizes[last]:,} GPUs with this batch per GPU")
+    return Enough(MOST_GPUS, f"doubling helps up to {MOST_GPUS:,} GPUs")
 
 
 def _head(args: argparse.Namespace, workload: Workload | None, fixed: float | None, samples: float) -> str:
@@ -166,8 +179,9 @@ def _head(args: argparse.Namespace, workload: Workload | None, fixed: float | No
         return f"SGD: {epochs.SGD_EPOCHS:g} epochs, published up to a batch of {epochs.SGD_BATCH:,}"
     curve = epochs.curve(workload)
     what = "epochs" if workload.samples > 1 else "samples"
+    length = f", sequences of {workload.seq_len}" if workload.seq_len else ""
     return (
-        f"{workload.name}, {workload.rows_optimizer}, target {workload.target:g}: {what} = {curve.least:.4g} x "
+        f"{workload.name}{length}, {workload.rows_optimizer}, target {workload.target:g}: {what} = {curve.least:.4g} x "
         f"(1 + batch / {curve.noise_batch:,.0f}), from {curve.points} batches of {curve.smallest:,} to "
         f"{curve.largest:,}; each left out in turn: mean error {curve.mean_error:.1%}"
     )
@@ -177,8 +191,10 @@ def _as_text(answers: Sequence[Answer], what: str) -> str:
     cells = []
     for one in answers:
         shown = ("-", "-", "-", "-")
+        digits = 2 if (one.hours or 1.0) >= 1 else 3
         if one.hours is not None and one.hours_low is not None and one.hours_high is not None:
             count = f"{one.epochs:.1f}" if (one.epochs or 0) < 1e4 else f"{one.epochs:.4g}"
-            shown = (count, f"{one.hours:.2f}", f"{one.hours_low:.2f} to {one.hours_high:.2f}", f"{one.cost:,.0f}")
+            times = [f"{hours:.{digits}f}" for hours in (one.hours, one.hours_low, one.hours_high)]
+            shown = (count, times[0], f"{times[1]} to {times[2]}", f"{one.cost:,.0f}")
         cells.append((one.gpus, f"{one.global_batch:,}", f"{one.images_per_second:.0f}", *shown, one.note))
     return columns(("gpus", "batch", "samples/s", what, "hours", "80% interval", "USD", ""), cells)

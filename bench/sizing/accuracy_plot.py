@@ -40,10 +40,11 @@ def draw(answers: Sequence[Any], setup: Setup, workload: Workload | None, path: 
     chart = alt.Chart(alt.InlineData(values=data))
     what = epochs.curve(workload) if workload else None
     noise = f", batch doubles the epochs at {what.noise_batch:,.0f}" if what else ""
+    rate = f"{setup.rate_gbps:g} Gbit/s" if setup.rate_gbps else "unknown rate,"
     title = alt.TitleParams(
         f"Time to accuracy: {setup.model}, {setup.gpu or 'measured GPU'}, batch {setup.batch} per GPU",
         subtitle=[
-            f"{setup.gpus_per_node} GPUs per node, {setup.rate_gbps or 'unknown'} Gbit/s {setup.transport}{noise}",
+            f"{setup.gpus_per_node} GPUs per node, {rate} {setup.transport}{noise}",
             "Band: 80% interval. Dashed: GPUs without a network. Dotted: without more epochs for a larger batch.",
         ],
         anchor="start",

@@ -29,13 +29,15 @@ class Workload:
     rows_target: str
     # Samples of one epoch; 1 where the source counts samples.
     samples: int
+    # Length of the sequences that were trained on.
+    seq_len: int | None = None
 
 
 WORKLOADS = (
     Workload("resnet50", "lars", 75.9, "ResNet-50 v1.5 ImageNet", "lars", "75.90%", IMAGENET),
     Workload("resnet50", "sgd", 70.0, "ResNet-50 ImageNet", "SGD+AdaScale", ">= 0.7", IMAGENET),
     Workload("resnet50", "sgd", 75.0, "ResNet-50 ImageNet", "SGD+AdaScale", ">= 0.75", IMAGENET),
-    Workload("bert-large", "lamb", 72.0, "BERT-large phase 2", "lamb", ">= 0.720", 1),
+    Workload("bert-large", "lamb", 72.0, "BERT-large phase 2", "lamb", ">= 0.720", 1, seq_len=512),
 )
 DEFAULT_OPTIMIZER = {"resnet50": "lars", "bert-large": "lamb"}
 DEFAULT_TARGET = {"resnet50": 75.9, "bert-large": 72.0}

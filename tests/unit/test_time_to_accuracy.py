@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -87,6 +88,25 @@ def test_more_gpus_stop_helping_and_the_plot_has_a_title(capsys: pytest.CaptureF
     notes = [one["note"] for one in found["answers"]]
     assert notes[1] == ""
     assert notes[2].startswith("extrapolated")
+
+
+def test_the_last_line_says_up_to_where_gpus_help_and_why(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["plan", "time-to-accuracy", "--gpu", "v100", "--gpus", "64"]
+    assert main([*words, "--optimizer", "sgd", "--target", "76"]) == 0
+    # 64 images per GPU and a batch of 8,192 at most.
+    assert capsys.readouterr().out.endswith("no data for more than 128 GPUs with this batch per GPU\n")
+    # A slow network loses from one node to two, and wins beyond.
+    assert main([*words, "--rate-gbps", "4"]) == 0
+    told = re.fullmatch(r"more than ([\d,]+) GPUs save .*67,840", capsys.readouterr().out.splitlines()[-1])
+    assert told is not None
+    assert int(told[1].replace(",", "")) > 64
+
+
+def test_bert_is_trained_on_the_sequences_of_its_data(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--model", "bert-large", "--gpu", "a100", "--gpus", "64", "--batch", "8"]
+    assert answer(capsys, *words) == answer(capsys, *words, "--seq-len", "512")
+    assert main(["plan", "time-to-accuracy", *words, "--seq-len", "128"]) == 2
+    assert "the data behind the target have 512" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
