@@ -158,9 +158,6 @@ def summary(judged: Sequence[Judged]) -> dict[str, float]:
             found[f"parameter servers, {name}, {how}"] = mean(m for m in members if ("byteps" in m.row.note) == byteps)
     for laboratory in ("hkbu", "nvidia"):
         bert = [
-            one for one in judged if one.how == "cold" and one.row.laboratory == laboratory and "bert" in one.row.model
-        ]
-        bert = [
             one
             for one in judged
             if (one.how, one.row.laboratory) == ("cold", laboratory)

@@ -32,6 +32,7 @@ from bench.predict.inputs import (
     DEFAULTS,
     ENGINES,
     INTERCONNECTS,
+    LINK_HELP,
     LINKS,
     OVERLAPS,
     PLACEMENTS,
@@ -109,8 +110,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     option("--overlap", choices=OVERLAPS, default="fused", help=text)
     option("--interconnect", choices=INTERCONNECTS, default="auto", help="link between the GPUs of a node")
     option("--hierarchical", action="store_true", help="reduce within each node first")
-    text = "native: a port of this rate (default); limiter: the rate is a limit on the next faster Ethernet port"
-    option("--link", choices=LINKS, default="native", help=text)
+    option("--link", choices=LINKS, default="native", help=LINK_HELP)
     option("--input-rate", type=POSITIVE, help="images/s that one node's input pipeline delivers")
     option("--servers", type=COUNT, help="parameter servers (default: one per node)")
     text = "even: every server has an equal share (BytePS); tensors: whole tensors (TensorFlow); nodes: workers serve"
@@ -234,14 +234,15 @@ def _doubt(rows: Sequence[Row]) -> str:
 
 
 def _as_text(rows: Sequence[Row]) -> str:
-    head = ["network", "gpus", "nodes", f"{_unit(rows)}/s", "80% interval", "efficiency", "step ms", "compute ms"]
-    head += ["exposed ms", "bottleneck"]
+    head = ["network", "gpus", "nodes", f"{_unit(rows)}/s", "80% interval", "efficiency", "per node", "step ms"]
+    head += ["compute ms", "exposed ms", "bottleneck"]
     cells = []
     for row in rows:
         got = row.prediction
-        rates = f"{got.images_per_second:.1f}", f"{got.low:.0f} to {got.high:.0f}", f"{got.efficiency:.3f}"
+        rates = f"{got.images_per_second:.1f}", f"{got.low:.0f} to {got.high:.0f}"
+        shares = f"{got.efficiency:.3f}", f"{got.node_efficiency:.3f}"
         times = [f"{milliseconds:.1f}" for milliseconds in (got.step_ms, got.compute_ms, got.exposed_comm_ms)]
-        cells.append((row.label, row.setup.gpus, row.setup.nodes, *rates, *times, got.bottleneck))
+        cells.append((row.label, row.setup.gpus, row.setup.nodes, *rates, *shares, *times, got.bottleneck))
     return columns(head, cells)
 
 

@@ -83,7 +83,9 @@ def anchor(observations: Sequence[Observation], parameters: Parameters = DEFAULT
     if all(one.setup.nodes == 1 for one in observations):
         raise UserError("anchor: a bandwidth needs a measurement on more than one node")
     setup = observations[0].setup
-    sure = setup.rate_gbps is not None and (setup.transport != "tcp" or setup.rate_gbps <= 25)
+    sure = setup.rate_gbps is not None and (
+        setup.transport != "tcp" or (setup.rate_gbps <= 25 and setup.link != "cloud")
+    )
     spread = KNOWN_LINK if sure and setup.collective == "nccl" and setup.engine != "ps" else UNKNOWN_LINK
 
     def with_both(link: float, delay: float) -> Parameters:

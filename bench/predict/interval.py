@@ -81,7 +81,7 @@ def doubts(setup: Setup, parameters: Parameters) -> dict[str, float]:
         found["bandwidth of CPU buffers"] = parameters.cpu_doubt
     if setup.nodes > 1:
         known = parameters.known_doubt if parameters.fitted else parameters.unknown_doubt
-        if setup.rate_gbps is None:
+        if setup.rate_gbps is None or (setup.link == "cloud" and setup.transport == "tcp"):
             known = parameters.known_doubt if parameters.fitted else parameters.no_rate_doubt
         elif setup.transport == "tcp" and not parameters.fitted:
             known = parameters.known_doubt if setup.rate_gbps <= 10 else parameters.tcp_doubt

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from bench.catalogue import gpu_rates, interconnect
 from bench.predict.inputs import USUAL_GBPS, Parameters, Setup
 
-TCP_CURVE = 4
+# How sharply TCP bends below a port's rate, and the port from which on it grows.
+TCP_CURVE, TCP_GROWS_GBPS = 4, 40.0
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,8 @@ def usual_gbps(parameters: Parameters, transport: str, port_gbps: float, nics: i
     # Eight ports of 100 Gbit/s were seen to reach 600.
     rate: float = dict(parameters.goodput)[transport] * port_gbps * nics ** (1 - parameters.rail_loss)
     if transport == "tcp":
-        rate /= (1 + (rate / (parameters.tcp_knee_gbps * nics)) ** TCP_CURVE) ** (1 / TCP_CURVE)
+        knee = parameters.tcp_knee_gbps * nics * max(1.0, port_gbps / TCP_GROWS_GBPS) ** parameters.tcp_growth
+        rate /= (1 + (rate / knee) ** TCP_CURVE) ** (1 / TCP_CURVE)
     return rate
 
 
@@ -49,7 +51,11 @@ def link_gbps(setup: Setup, parameters: Parameters) -> float:
             rate = next((gbps for name, gbps in USUAL_GBPS.items() if known.startswith(name)), rate)
     else:
         rate = usual_gbps(parameters, setup.transport, setup.port_gbps, setup.nics)
-    return min(rate * parameters.link_factor, dict(parameters.ceiling_gbps)[setup.transport])
+        if setup.link == "cloud" and setup.transport == "tcp":
+            rate = min(rate, dict(parameters.prior_gbps)["tcp"])
+    # No link exceeds its rate, however uncertain it is.
+    ports = setup.port_gbps * setup.nics
+    return min(rate * parameters.link_factor, dict(parameters.ceiling_gbps)[setup.transport], ports)
 
 
 def inside(setup: Setup, parameters: Parameters) -> Path:

@@ -9,6 +9,8 @@ from bench.predict.inputs import Setup
 
 # PCIe between eight GPUs: the row says "no NVLink".
 NO_NVLINK = {"issue-416"}
+# The rates of huyutuo were limits on a faster port. The nodes of petuum were virtual machines.
+LINKS = {"huyutuo": "limiter", "petuum": "cloud"}
 
 
 def setup_of(row: Measurement) -> Setup:
@@ -24,15 +26,14 @@ def setup_of(row: Measurement) -> Setup:
         engine=row.engine,
         overlap=row.overlap,
         interconnect="nvlink" if linked else "pcie",
-        gpu=gpu_rates.canonical(row.gpu.split("-")[0]),
+        gpu=gpu_rates.canonical(row.gpu),
         seq_len=row.seq_len,
         precision=row.precision,
         grad_accum=row.grad_accum,
         collective=row.collective,
         placement="tensors" if row.engine == "ps" and "byteps" not in row.note else "even",
         rate_unknown=row.rate_gbps is None,
-        # Its rates were limits on a faster port.
-        link="limiter" if row.laboratory == "huyutuo" else "native",
+        link=LINKS.get(row.laboratory, "native"),
     )
 
 

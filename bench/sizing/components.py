@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from bench.catalogue import gpu_rates, models
 from bench.parse import number
 from bench.predict import memory
-from bench.predict.inputs import COLLECTIVES, ENGINES, INTERCONNECTS, Setup, precision, single_step
+from bench.predict.inputs import COLLECTIVES, ENGINES, INTERCONNECTS, LINK_HELP, LINKS, Setup, precision, single_step
 from cluster.core.errors import UserError
 from cluster.core.numbers import COUNT, POSITIVE
 
@@ -59,6 +59,7 @@ def add_training_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--engine", choices=ENGINES, default="horovod", help="(default horovod)")
     parser.add_argument("--interconnect", choices=INTERCONNECTS, default="auto", help="link between a node's GPUs")
     parser.add_argument("--collective", choices=COLLECTIVES, default="nccl", help="(default nccl)")
+    parser.add_argument("--link", choices=LINKS, default="native", help=LINK_HELP)
     parser.add_argument("--gpu-price", help="USD per GPU hour (default: `cluster prices`)")
 
 
@@ -86,6 +87,7 @@ def any_size(
         via,
         args.engine,
         interconnect=args.interconnect,
+        link=args.link,
         collective=args.collective,
         gpu=args.gpu,
         compute_doubt=doubt,

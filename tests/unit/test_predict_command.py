@@ -15,6 +15,7 @@ from bench.cli import COMMANDS, main
 from bench.predict import validate
 from bench.predict.calibrate import calibrate
 from bench.predict.inputs import DEFAULTS, Parameters, Setup
+from bench.predict.network import link_gbps
 from bench.predict.step import step_ms
 from bench.results.trial import Emulation, Interval, Point, TransportName, Trial
 from bench.sizing.command import PLANS
@@ -253,8 +254,7 @@ def test_a_calibrated_tcp_fabric_does_not_reach_100g_either(tmp_path: Path) -> N
     found = calibrate(write_run(tmp_path, (1, 2, 4)))
     series = next(iter(found.single_step_ms))
     parameters = found.parameters(series)
-    slow, fast = (step_ms(found.setup(series, 8, rate), parameters) for rate in (100.0, 400.0))
-    assert slow == pytest.approx(fast, rel=0.02)
+    assert link_gbps(found.setup(series, 8, 100.0), parameters) < 25
 
 
 @pytest.mark.parametrize(("name", "transport"), [("ib", "tcp"), ("infiniband", "tcp"), ("net", "verbs"), ("a", "efa")])
@@ -265,8 +265,8 @@ def test_the_point_and_not_the_fabrics_name_tells_the_transport(
     found = calibrate(run)
     assert {found.setup(series, 8).transport for series in found.single_step_ms} == {transport}
     share = next(iter(found.fits["horovod-mpi"].link_share.values()))
-    # Over TCP no more than 19 of 100 Gbit/s are reached.
-    assert share == pytest.approx(0.19 if transport == "tcp" else 0.96, rel=0.1)
+    # Over TCP 23 of 100 Gbit/s are reached.
+    assert share == pytest.approx(0.23 if transport == "tcp" else 0.96, rel=0.05)
     rows = answer(capsys, "--calibrate", str(run), "--gpus", "16")["predictions"]
     assert {(row["series"].split()[0], row["transport"]) for row in rows} == {(name, transport)}
 

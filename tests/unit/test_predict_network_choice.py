@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -88,6 +89,36 @@ def test_pcie_is_blamed_when_the_port_is_faster() -> None:
     fast = replace(VGG, rate_gbps=400.0, transport="verbs", gpus=32, single_step_ms=250.0)
     assert predict(fast).bottleneck == "PCIe"
     assert predict(replace(fast, interconnect="nvlink")).step_ms < predict(fast).step_ms
+
+
+def test_faster_tcp_ports_differ_and_100g_is_within_what_was_reported() -> None:
+    rates = [link_gbps(replace(VGG, rate_gbps=rate), DEFAULTS) for rate in (10.0, 25.0, 40.0, 50.0, 100.0, 200.0)]
+    assert all(fast > 1.02 * slow for slow, fast in pairwise(rates))
+    # Between what a published table reached at 100 Gbit/s and what others report.
+    assert 20 <= rates[4] <= 48
+
+
+def test_a_cloud_limits_tcp_and_nothing_else() -> None:
+    fast = replace(VGG, rate_gbps=50.0)
+    metal, cloud = predict(fast), predict(replace(fast, link="cloud"))
+    assert cloud.images_per_second < 0.7 * metal.images_per_second
+    assert cloud.bottleneck == "TCP"
+    assert cloud.high / cloud.low > metal.high / metal.low
+    roce = replace(fast, transport="verbs")
+    assert predict(replace(roce, link="cloud")).step_ms == predict(roce).step_ms
+
+
+def test_a_gpu_has_one_meaning_however_it_is_written(capsys: pytest.CaptureFixture[str]) -> None:
+    shape = ["--gpus", "16", "--gpus-per-node", "8", "--rate-gbps", "10"]
+    lower, upper = (answer(capsys, "--gpu", name, *shape) for name in ("k80", "K80"))
+    assert lower["images_per_second"] == upper["images_per_second"]
+    assert lower["intra"] == upper["intra"] == "pcie"
+    assert answer(capsys, "--gpu", "V100-PCIE-32GB", *shape)["intra"] == "pcie"
+    sold = answer(capsys, "--gpu", "v100-sxm2-16gb", *shape[:2], "--gpus-per-node", "4", *shape[4:])
+    assert (sold["intra"], sold["single_rate"]) == ("nvlink", 357)
+    # Four of them need 18 GB.
+    assert "v100-16gb has 16" in refusal(capsys, "--gpu", "v100-16gb", *shape, "--batch", "256", "--model", "vgg16")
+    assert "not known" in refusal(capsys, "--gpu", "h100-pcie", *shape)
 
 
 def test_newer_gpus_have_a_faster_nvlink_and_h100_is_not_a_little_faster(capsys: pytest.CaptureFixture[str]) -> None:
