@@ -12,8 +12,10 @@ def text(setups: Sequence[Setup]) -> str:
     """Of configurations that differ in the size of the cluster, the nodes and the network."""
     first = setups[0]
     sent = f"{first.precision}, " if first.precision else ""
+    hint = any(one.gpus_per_node > 1 and one.interconnect == "auto" for one in setups)
     parts = [
         *dict.fromkeys(map(inside, setups)),
+        *(["other links: --interconnect"] if hint else []),
         first.collective,
         f"{sent}gradients of {first.gradient_bytes:g} bytes",
     ]
@@ -23,5 +25,4 @@ def text(setups: Sequence[Setup]) -> str:
 def inside(setup: Setup) -> str:
     if setup.gpus_per_node == 1:
         return "one GPU per node"
-    hint = ", see --interconnect" if setup.interconnect == "auto" else ""
-    return f"{interconnect.NAMES[setup.intra]} inside a node ({setup.intra_gbytes:g} GB/s{hint})"
+    return f"{interconnect.NAMES[setup.intra]} inside a node ({setup.intra_gbytes:g} GB/s)"

@@ -29,7 +29,7 @@ def draw(rows: Sequence[tuple[str, Setup, Prediction]], path: Path) -> None:
     spans_decades = max(sizes) > 32 * min(sizes)
     scale = alt.Scale(type="log" if spans_decades else "linear", zero=not spans_decades, nice=False)
     x = alt.X("gpus:Q", title="GPUs", scale=scale)
-    color = alt.Color("network:N", title="Network", sort=None)
+    color = alt.Color("network:N", title="Network", sort=None, legend=alt.Legend(symbolOpacity=1))
     chart = alt.Chart(alt.InlineData(values=data))
     axis = alt.Y("images_per_second:Q", title="Images per second", scale=scale)
     layers = alt.layer(

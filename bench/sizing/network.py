@@ -114,13 +114,14 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps([asdict(row) for row in rows], indent=2))
     else:
         print(_assumed(setups, known))
+        print(_memory(rows, args.optimizer))
         print(_as_text(rows))
         print(f"cost = GPUs x GPU + nodes x (node + ports); a run is {samples:,.0f} samples")
         print("against, cannot tell: only the networks' own doubt counts; the GPUs and hosts are the same")
     if args.plot:
         from bench.sizing.network_plot import draw
 
-        draw(rows, setups[0], args.plot)
+        draw(rows, setups, args.plot)
     return 0
 
 
@@ -216,6 +217,11 @@ def _assumed(setups: Sequence[Setup], known: Prices) -> str:
     return f"{assumptions.text(setups)}; {via}\n{usd}"
 
 
+def _memory(rows: Sequence[Row], optimizer: str) -> str:
+    needs = dict.fromkeys(f"{row.model} {row.memory}" for row in rows)
+    return f"memory per GPU: {'; '.join(needs)} ({optimizer})"
+
+
 def _as_text(rows: Sequence[Row]) -> str:
     head: tuple[str, ...] = (
         "model",
@@ -228,14 +234,12 @@ def _as_text(rows: Sequence[Row]) -> str:
         "efficiency",
         "limit",
     )
-    head += ("USD/h", "USD/million", "USD/run", "against first", "cannot tell from", "break-even port", "memory")
+    head += ("USD/h", "USD/million", "USD/run", "against first", "cannot tell from", "break-even port")
     cells: list[Any] = []
     for row in rows:
         money = f"{row.cost_per_hour:.2f}", f"{row.cost_per_million:.3f}", f"{row.cost_per_run:,.0f}"
         even = "-" if row.break_even_port is None else f"{row.break_even_port:.2f}"
         rate = f"{row.images_per_second:.0f}", f"{row.low:.0f} to {row.high:.0f}", f"{row.efficiency:.3f}"
         where = row.model, row.nodes, row.gpus_per_node, row.network, row.nics
-        cells.append(
-            (*where, *rate, row.limit, *money, row.against_first, " ".join(row.cannot_tell_from), even, row.memory)
-        )
+        cells.append((*where, *rate, row.limit, *money, row.against_first, " ".join(row.cannot_tell_from), even))
     return columns(head, cells)
