@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import subprocess
 import sys
 import time
 
@@ -10,10 +11,23 @@ from bench.catalogue import models
 from bench.predict.inputs import Setup
 from bench.predict.step import predict
 
-# Seconds: one prediction for the largest cluster, and a table of a thousand configurations of every network.
-ONE_LIMIT, TABLE_LIMIT = 0.5, 10.0
+# Seconds: one prediction for the largest cluster, a table of a thousand configurations of every network, and the
+# command from its start to its answer.
+ONE_LIMIT, TABLE_LIMIT, COMMAND_LIMIT = 0.5, 10.0, 0.3
+COMMAND = "import sys; from bench.cli import main; sys.exit(main(sys.argv[1:]))"
+ASKED = ["predict", "--gpu", "v100", "--gpus", "8,16,32", "--gpus-per-node", "8", "--rate-gbps", "10,100"]
 RATES = (1, 2.5, 5, 10, 25, 40, 50, 56, 100, 200, 400)
 SIZES = (8, 16, 32, 64, 128, 256, 512, 1024)
+
+
+def command() -> float:
+    """The best of three: another program on the machine is not our time."""
+    times = []
+    for _ in range(3):
+        started = time.perf_counter()
+        subprocess.run([sys.executable, "-c", COMMAND, *ASKED], stdout=subprocess.DEVNULL, check=True)
+        times.append(time.perf_counter() - started)
+    return min(times)
 
 
 def main() -> int:
@@ -27,7 +41,9 @@ def main() -> int:
     each = (time.perf_counter() - started) / len(table)
     print(f"2048 GPUs, {slowest}: {one:.3f} s (limit {ONE_LIMIT})")
     print(f"1000 configurations: {1000 * each:.2f} s (limit {TABLE_LIMIT:g}; {len(table)} run)")
-    return 0 if one < ONE_LIMIT and 1000 * each < TABLE_LIMIT else 1
+    started_in = command()
+    print(f"bench predict, from start to answer: {started_in:.3f} s (limit {COMMAND_LIMIT})")
+    return 0 if one < ONE_LIMIT and 1000 * each < TABLE_LIMIT and started_in < COMMAND_LIMIT else 1
 
 
 if __name__ == "__main__":
