@@ -85,15 +85,19 @@ def serve(work: Callable[[Engine, Accelerator, Spec, LaunchSpec], None]) -> None
         emit(Failed(str(error)))
         os._exit(1)
     except RuntimeError as error:
-        if not LOST.search(str(error)):
-            raise
-        # One line instead of a traceback per rank; the launcher names the rank that ended.
-        print(f"Error: rank {engine.rank} lost its connection to a rank that ended", file=sys.stderr, flush=True)
-        os._exit(1)
+        end_if_lost(engine, error)
+        raise
     engine.barrier()
     if engine.rank == 0:
         emit(Finished())
     leave(engine)
+
+
+def end_if_lost(engine: Engine, error: RuntimeError) -> None:
+    """One line instead of a traceback per rank if another rank ended; the launcher names the one that did."""
+    if LOST.search(str(error)):
+        print(f"Error: rank {engine.rank} lost its connection to a rank that ended", file=sys.stderr, flush=True)
+        os._exit(1)
 
 
 def leave(engine: Engine) -> NoReturn:

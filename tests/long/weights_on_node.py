@@ -24,8 +24,8 @@ from bench.worker.protocol import TrialSpec
 from bench.worker.weight_devices import TrainedWeights, staleness
 
 RATE = 0.25
-# A rank that waits longer for a dead one hangs.
-LIMIT = 60
+# Ranks need so long at most, most of it to import torch on a busy machine. One that waits longer for a dead rank hangs.
+LONGEST, LIMIT = 240, 60
 
 
 def start(ranks: int) -> int:
@@ -39,14 +39,17 @@ def start(ranks: int) -> int:
         subprocess.Popen([sys.executable, *sys.argv], env={**common, "RANK": str(one), "LOCAL_RANK": str(one)})
         for one in range(ranks)
     ]
-    deadline = time.monotonic() + LIMIT
-    codes = []
-    for process in started:
+    codes: list[int] = []
+    # The last rank is the one that dies.
+    deadline = time.monotonic() + LONGEST
+    for process in reversed(started):
         try:
-            codes.append(process.wait(max(0.1, deadline - time.monotonic())))
+            codes.insert(0, process.wait(max(0.1, deadline - time.monotonic())))
         except subprocess.TimeoutExpired:
             process.kill()
-            codes.append(999)
+            codes.insert(0, 999)
+        if process is started[-1]:
+            deadline = time.monotonic() + LIMIT
     print(f"codes {json.dumps(codes)}", flush=True)
     return max(map(abs, codes))
 
@@ -177,7 +180,11 @@ def main() -> None:
     elif case == "staleness":
         found = constructed_staleness(engine)
     else:
-        found = dead_rank(engine, int(period or 1))
+        try:
+            found = dead_rank(engine, int(period or 1))
+        except RuntimeError as error:
+            rank.end_if_lost(engine, error)
+            raise
     rows = engine.gather(found)
     if engine.rank == 0:
         print("@found " + json.dumps(rows), flush=True)
