@@ -122,10 +122,15 @@ def curves(plan: Plan, contract: Contract) -> Iterator[Curve]:
 
 
 def learning_rate(plan: Plan, curve: Curve) -> float:
-    """By the images behind an update: local SGD averages the weights of all ranks, so it counts as synchronous."""
-    together = curve.engine in (*SYNCHRONOUS, "local-sgd")
-    factor = curve.batch * (curve.nodes if together else 1) / plan.reference_batch
-    return plan.learning_rate * {"linear": factor, "sqrt": math.sqrt(factor), "none": 1.0}[plan.scaling]
+    """By the images behind an update: local SGD averages the weights of all ranks, so it counts as synchronous.
+
+    The updates of ps-async add up: each has a rank's share of the synchronous rate, so that the same images move the
+    weights as far.
+    """
+    alone = curve.engine == "easgd"
+    factor = curve.batch * (1 if alone else curve.nodes) / plan.reference_batch
+    rate = plan.learning_rate * {"linear": factor, "sqrt": math.sqrt(factor), "none": 1.0}[plan.scaling]
+    return rate / curve.nodes if curve.engine == "ps-async" else rate
 
 
 def compute_ms(plan: Plan, batch: int) -> float:
