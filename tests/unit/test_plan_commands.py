@@ -76,7 +76,7 @@ def test_plans_say_what_they_assume_and_pass_over_what_does_not_fit(capsys: pyte
     accuracy = ["time-to-accuracy", "--gpus", "16"]
     for words in (cluster, time, accuracy):
         assert main(["plan", *words, "--gpu", "a100"]) in (0, 1)
-        assert "NVLink inside a node (200 GB/s, see --interconnect); nccl; tf32" in capsys.readouterr().out
+        assert "NVLink inside a node (200 GB/s); other links: --interconnect; nccl; tf32" in capsys.readouterr().out
         assert main(["plan", *words, "--gpu", "a100", "--batch", "5000"]) == 2
         assert "use a smaller --batch" in capsys.readouterr().err
     assert answer(capsys, *cluster, "--gpu", "a100", "--batch", "64,5000")["best"]["batch"] == 64
