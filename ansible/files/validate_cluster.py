@@ -1,8 +1,8 @@
 """Validates the cluster from its head: every node is reachable over the fabric, each ring neighbour gets its rate, MPI
 sums correctly, and every node reads what the head writes to the share.
 
-On a shaped fabric all nodes share one machine. If that machine is too busy, a link is slow although nothing is wrong
-with it. A slow link is then only a warning, if three things show that the link itself has its rate: judge().
+On a shaped fabric all nodes share one machine. If that machine is too busy, a link seems slow or fast although it is
+not. This is only a warning, if three things show that the link itself has its rate: judge().
 
 Prints JSON. Exits with 1 and one line that names the node if a check fails.
 """
@@ -250,7 +250,7 @@ def at_low_rate(nodes, row, rate, overhead):
     found = 0.0
     try:
         for number in range(PROBE_TRIES):
-            show(f"{row['node']} to {row['to']} is slow: limited to {rate:g} Gbit/s, try {number + 1} of {PROBE_TRIES}")
+            show(f"{row['node']} to {row['to']} is off: limited to {rate:g} Gbit/s, try {number + 1} of {PROBE_TRIES}")
             found = overhead * probe(nodes, row, f"set {rate * 1000:g}")[0]
             if abs(found / rate - 1) <= TOLERANCE:
                 break
@@ -263,7 +263,7 @@ def at_full_rate(nodes, row, rate, overhead):
     """The highest rate on the wire that a link kept for PEAK_MS."""
     best = 0.0
     for number in range(PROBE_TRIES):
-        show(f"{row['node']} to {row['to']} is slow: at the full rate, try {number + 1} of {PROBE_TRIES}")
+        show(f"{row['node']} to {row['to']} is off: at the full rate, try {number + 1} of {PROBE_TRIES}")
         best = max(best, overhead * probe(nodes, row, "reset")[1])
         if best >= (1 - TOLERANCE / 2) * rate:
             break
@@ -306,25 +306,26 @@ def wrong_rate(row, rate):
 
 
 def judge(row, rate, shapers, measure_low, measure_peak):
-    """Whether the machine or the fabric made a link slow: (problem, warning), of which one is empty.
+    """Whether the machine or the fabric gave a link another rate: (problem, warning), of which one is empty.
 
     shapers: configured rates by node; measure_low: returns the rate on the wire at LOW_SHARE of the rate; measure_peak:
-    returns the highest for PEAK_MS. A link throttled elsewhere never reaches its rate, busy machine or not.
+    returns the highest for PEAK_MS. A link throttled elsewhere never reaches its rate, busy machine or not. A reader
+    that waits for a core finds full buffers and seems fast; the probes use the kernel's times of arrival.
     """
-    slow = wrong_rate(row, rate)
+    wrong = wrong_rate(row, rate)
     for node in (row["node"], row["to"]):
         for direction, found in zip(("sending", "receiving"), shapers[node], strict=True):
             if found is None or abs(found / rate - 1) > 0.01:
                 text = "not limited" if found is None else f"limited to {found:g} Gbit/s"
-                return f"{slow}; {direction} on {node} is {text}; run `make deploy`", ""
+                return f"{wrong}; {direction} on {node} is {text}; run `make deploy`", ""
     low, low_gbps = LOW_SHARE * rate, measure_low()
     if abs(low_gbps / low - 1) > TOLERANCE:
-        return f"{slow}; limited to {low:g} Gbit/s it is {low_gbps:.3f}, so the machine's load is not the reason", ""
+        return f"{wrong}; limited to {low:g} Gbit/s it is {low_gbps:.3f}, so the machine's load is not the reason", ""
     peak_gbps = measure_peak()
-    if peak_gbps < (1 - TOLERANCE) * rate:
-        return f"{slow}; at most {peak_gbps:.2f} for {PEAK_MS} ms, so the machine's load is not the reason", ""
+    if abs(peak_gbps / rate - 1) > TOLERANCE:
+        return f"{wrong}; at most {peak_gbps:.2f} for {PEAK_MS} ms, so the machine's load is not the reason", ""
     proof = f"the link reaches {peak_gbps:.2f} for {PEAK_MS} ms and {low_gbps:.3f} when limited to {low:g}"
-    return "", f"{slow}: this machine is busy; both nodes are limited to {rate:g}, {proof}"
+    return "", f"{wrong}: this machine is busy; both nodes are limited to {rate:g}, {proof}"
 
 
 def check_rates(ring, nodes, rate, shaped, overhead):
@@ -336,7 +337,7 @@ def check_rates(ring, nodes, rate, shaped, overhead):
         problem, warning = wrong_rate(row, rate), ""
         if not shaped:
             problem = judge_native(row, rate, partial(with_streams, nodes, row, rate, overhead))
-        elif row["wire_gbps"] < rate:
+        else:
             shapers = shapers or read_shapers(nodes)
             low = partial(at_low_rate, nodes, row, LOW_SHARE * rate, overhead)
             problem, warning = judge(row, rate, shapers, low, partial(at_full_rate, nodes, row, rate, overhead))

@@ -95,13 +95,14 @@ def test_links_with_their_rate_need_no_evidence(evidence):
     assert evidence == []
 
 
-def test_shaped_link_that_is_too_fast_is_a_problem(evidence):
-    ring = [row(1.2)]
+@pytest.mark.parametrize("peak", [1.02, 1.2])
+def test_shaped_link_that_is_too_fast_is_a_problem_unless_only_the_reader_was_late(evidence, monkeypatch, peak):
+    """On two cores with 30 busy processes a link was read at 1.41 Gbit/s that was limited to 1."""
+    monkeypatch.setattr(validate, "at_full_rate", lambda *_: peak)
+    ring = [row(1.41)]
     problems, warnings = validate.check_rates(ring, ["head", "w1"], 1.0, True, 1.0463)
-    assert len(problems) == 1
-    assert warnings == []
-    assert "warning" not in ring[0]
-    assert evidence == []
+    assert (len(problems), len(warnings)) == ((1, 0) if peak == 1.2 else (0, 1))
+    assert (ring[0].get("warning") in warnings) == (peak == 1.02)
 
 
 def test_native_link_may_be_faster_than_its_rate(evidence):
