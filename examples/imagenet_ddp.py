@@ -11,6 +11,7 @@ The run goes on by itself from the checkpoint in $RUN_OUTPUT, also on another nu
 """
 
 import contextlib
+import datetime
 import os
 
 import images
@@ -26,7 +27,9 @@ def main():
 
     # 1. Find the other processes. Each has a number: its rank among all, and its local rank, which chooses its GPU.
     # torchrun gives them in environment variables, with the address of the process that the others look for.
-    dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+    # When one of them hangs, the others fail after the timeout, and torchrun can start them again without it.
+    timeout = datetime.timedelta(minutes=2)
+    dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo", timeout=timeout)
     rank, size = dist.get_rank(), dist.get_world_size()
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if torch.cuda.is_available() else torch.device("cpu")
     if device.type == "cuda":
