@@ -60,6 +60,20 @@ def test_make_run_passes_its_words_on(deployed: Project, folder: Path) -> None:
     assert done.returncode == 0 and done.stdout.endswith(" python train.py --epochs 3 --name 'a b'\n"), done.stderr
 
 
+def test_connection_that_breaks_ends_the_run_and_is_named(deployed: Project, folder: Path) -> None:
+    """The head still answers, so the run is stopped there; the stand-in has no records to fetch."""
+    deployed.set_storage("glusterfs")
+    ssh = deployed.tmp / "bin/ssh"
+    ssh.rename(deployed.tmp / "bin/real-ssh")
+    ssh.write_text(FOLLOWS.format(ssh=deployed.tmp / "bin/real-ssh").replace("sleep 60", "sh -c 'exit 255'"))
+    ssh.chmod(0o755)
+    done = deployed.run("bench", "run", "--env", ENV, "--folder", folder, "--", "python", "train.py")
+    assert done.returncode == 3
+    assert "the connection to head broke, which ends the run" in done.stderr, done.stderr
+    stopped = [" ".join(call["argv"]) for call in deployed.calls() if "systemctl stop run-" in " ".join(call["argv"])]
+    assert any("-launch" in text for text in stopped)
+
+
 def test_value_of_a_variable_is_in_no_command_line_file_or_output(deployed: Project, folder: Path) -> None:
     """It reaches the nodes over the standard input of ssh, and nothing else has it."""
     deployed.set_storage("glusterfs")

@@ -76,6 +76,17 @@ print("try", len(tries.read_text()), flush=True)
 time.sleep(3)
 assert len(tries.read_text()) == 2
 """
+RANKS = """
+import os, sys
+if sys.argv[1] == "ddp":
+    import torch.distributed as engine
+    engine.init_process_group("gloo")
+else:
+    import horovod.torch as engine
+    engine.init()
+engine.barrier()
+print(*(os.environ[name] for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")), os.uname().nodename)
+"""
 pytestmark = pytest.mark.timeout(1500)
 
 
@@ -147,6 +158,17 @@ def test_own_project_goes_from_a_folder_to_a_fetched_model(project, tmp_path):
     assert sorted(path.name for path in folder.glob("logs/rank-*.log")) == [f"rank-{n}.log" for n in range(4)]
     make("get", SRC=f"runs/{last()}/out/model.pt", DST=str(tmp_path))
     assert (tmp_path / "model.pt").read_bytes() == (folder / "out/model.pt").read_bytes()
+
+
+@pytest.mark.parametrize("engine", ["horovod", "ddp"])
+def test_every_node_runs_as_many_ranks_as_it_is_given(tmp_path, engine):
+    (tmp_path / "ranks.py").write_text(RANKS)
+    words = ["--env", ENV, "--nodes", "2", "--gpus-per-node", "2", "--engine", engine, "--all-ranks"]
+    done = run(BIN / "bench", "run", *words, "--folder", tmp_path, "--", "python", "ranks.py", engine)
+    found = sorted(line.split() for line in done.stdout.splitlines())
+    assert [row[:5] for row in found] == [[f"[{n}]", f"{n}", "4", f"{n % 2}", "2"] for n in range(4)], done.stdout
+    # torchrun numbers the nodes itself.
+    assert [row[5] for row in found] in (["head"] * 2 + ["w1"] * 2, ["w1"] * 2 + ["head"] * 2)
 
 
 def test_1_2_and_4_nodes_train_the_same_weights():
