@@ -143,6 +143,13 @@ def names() -> list[str]:
     return [torch.cuda.get_device_name(one) for one in range(count())]
 
 
+def nccl_version() -> str:
+    """Empty without a GPU: torch's CPU build has no NCCL."""
+    import torch
+
+    return ".".join(map(str, torch.cuda.nccl.version())) if torch.cuda.is_available() else ""
+
+
 def present() -> bool:
     """Whether this machine has a GPU that torch can use."""
     try:

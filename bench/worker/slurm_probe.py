@@ -55,7 +55,7 @@ def facts(subnet: str) -> dict[str, object]:
         "interfaces": dict(fabric.addresses()),
         "adapters": sorted(path.name for path in Path("/sys/class/infiniband").glob("*")),
         "mpi": shutil.which("mpirun") or "",
-        "nccl": ".".join(map(str, torch.cuda.nccl.version())) if torch.cuda.is_available() else "",
+        "nccl": accelerator.nccl_version(),
         "gpus": accelerator.names(),
     }
 
