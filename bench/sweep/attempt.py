@@ -81,7 +81,9 @@ class Attempt:
                 if self.nccl:
                     self.nccl.read(line)
                 continue
-            timeout = OUTPUT_TIMEOUT
+            # A GPU's first steps search for the fastest convolutions.
+            prepares = self.launch.cuda and isinstance(event, Started | TrialDone)
+            timeout = start_timeout if prepares else OUTPUT_TIMEOUT
             if isinstance(event, Allocation):
                 # Time in the queue is no time of the launch.
                 timeout, begin, self.job = start_timeout, time.monotonic(), event.job

@@ -80,7 +80,9 @@ class HorovodEngine:
         return self.hvd.synchronize(handle)
 
     def submit(self, name: str, tensor: torch.Tensor) -> None:
-        self.handles.append(self.hvd.allreduce_async_(tensor, name=name, op=self.hvd.Sum))
+        # Like Horovod's optimiser, a single rank sends nothing: the step would wait for Horovod's cycle.
+        if self.size > 1:
+            self.handles.append(self.hvd.allreduce_async_(tensor, name=name, op=self.hvd.Sum))
 
     def wait(self) -> None:
         for handle in self.handles:
@@ -90,7 +92,12 @@ class HorovodEngine:
         self._wait_for(self.hvd.allreduce_async(torch.zeros(1), name="barrier"))
 
     def broadcast(self, value: Any) -> Any:
-        return self.gather(value if self.rank == 0 else None)[0]
+        """Not by gather: a ring would hand a model's weights from rank to rank."""
+        mine = torch.frombuffer(bytearray(pickle.dumps(value if self.rank == 0 else None)), dtype=torch.uint8)
+        size = self._wait_for(self.hvd.broadcast_async(torch.tensor([mine.numel()]), 0, name="size"))
+        content = mine if self.rank == 0 else torch.empty(int(size), dtype=torch.uint8)
+        received = self._wait_for(self.hvd.broadcast_async_(content, 0, name="object"))
+        return pickle.loads(received.numpy())  # noqa: S301
 
     def gather(self, value: Any) -> list[Any]:
         """Not hvd.allgather_object: its wait takes CPU time from ranks that still compute."""
