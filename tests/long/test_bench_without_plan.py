@@ -1,5 +1,5 @@
-"""`make bench` without PLAN on machines with two native fabrics, each on its own card, and with a head that has no GPU.
-Nodes of terraform/local that no role has configured serve as the machines.
+"""`make bench` without PLAN: on a local cluster, on machines with two native fabrics on different cards, and where the
+head has no GPU. Nodes of terraform/local that no role has configured serve as the machines.
 
 The tests depend on each other and run in order; machines and environments are removed at the end.
 """
@@ -27,7 +27,8 @@ from cluster.core.progress import Progress
 from cluster.core.state import State
 from cluster.providers import registry
 
-ROOM, ENV, BRIDGE = "nativeroom", "native", "nativebr"
+ROOM, ENV, BRIDGE, LOCAL = "nativeroom", "native", "nativebr", "nativelocal"
+ENGINES = ["horovod-gloo", "horovod-mpi", "ddp", "ps"]
 MANAGEMENT, FIRST, SECOND = "10.78.0", "10.78.1", "10.78.2"
 # The card of the second fabric: names differ between machines. The first one's is fabric0.
 CARDS = {"head": "ens9", "w1": "enp3s0", "w2": "eth10"}
@@ -96,7 +97,7 @@ def write_environment() -> None:
 
 def remove() -> None:
     run("ip", "link", "delete", BRIDGE, ok=False)
-    environments.remove(ENV, ROOM)
+    environments.remove(ENV, ROOM, LOCAL)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -120,9 +121,9 @@ def write(path: Path, **values: object) -> Path:
     return path
 
 
-def trials(name: str) -> list[dict]:
+def trials(name: str, env: str = ENV) -> list[dict]:
     """The trials of a run, which all succeeded."""
-    rows = (ROOT / f"results/{ENV}/{name}/trials.jsonl").read_text().splitlines()
+    rows = (ROOT / f"results/{env}/{name}/trials.jsonl").read_text().splitlines()
     found = [json.loads(row) for row in rows]
     assert [(trial["status"], trial["error"]) for trial in found] == [("ok", None)] * len(found)
     return found
@@ -162,10 +163,9 @@ def test_make_bench_deploys_and_sweeps_both_fabrics_in_one_run():
 
 
 def test_every_engine_sends_over_the_card_of_the_fabric_that_is_not_active(tmp_path):
-    engines = ["horovod-gloo", "horovod-mpi", "ddp", "ps"]
-    sweep("--plan", write(tmp_path / "engines.yml", engines=engines, fabrics=["two"]))
+    sweep("--plan", write(tmp_path / "engines.yml", engines=ENGINES, fabrics=["two"]))
     found = trials("engines")
-    assert [trial["point"]["engine"] for trial in found] == engines
+    assert [trial["point"]["engine"] for trial in found] == ENGINES
     for trial in found:
         assert_only_its_card_sent(trial)
 
@@ -177,11 +177,27 @@ def test_head_without_a_gpu_launches_and_runs_no_rank(tmp_path):
     for name, node in content["outputs"]["cluster"]["value"]["nodes"].items():
         node["gpus"] = 0 if name == "head" else 1
     state.write_text(json.dumps(content))
-    sweep("--plan", write(tmp_path / "cpu.yml", nodes=[2], batches=[1], models=["alexnet"], device="cpu"))
+    values = {"nodes": [2], "batches": [1], "models": ["alexnet"], "device": "cpu", "engines": ENGINES}
+    sweep("--plan", write(tmp_path / "cpu.yml", **values))
     for trial in (found := trials("cpu")):
         assert trial["traffic"]["measured_bytes"].keys() == {"w1", "w2"}
         assert_only_its_card_sent(trial)
-    assert [trial["point"]["fabric"] for trial in found] == ["one", "two"]
+    assert {(trial["point"]["engine"], trial["point"]["fabric"]) for trial in found} == {
+        (engine, fabric) for engine in ENGINES for fabric in ("one", "two")
+    }
     planned = json.loads(sweep("--dry-run", "--json").stdout)["trials"]
     assert {row["device"] for row in planned} == {"cuda"}
     assert max(row["nodes"] for row in planned) == 2
+
+
+def test_make_bench_deploys_a_local_cluster_and_emulates_the_p100():
+    environments.remove(ENV, ROOM)
+    environments.make_env(LOCAL, 77, 2)
+    done = run("make", "bench", f"ENV={LOCAL}", timeout=3000)
+    assert f"plan quick: fits ENV={LOCAL}" in done.stdout
+    assert "deploying 4 nodes first" in done.stdout
+    found = trials("quick", LOCAL)
+    assert {(trial["point"]["fabric"], trial["point"]["nodes"]) for trial in found} == {
+        (fabric, nodes) for fabric in ("1g", "10g") for nodes in (1, 2, 4)
+    }
+    assert {trial["point"]["device"] for trial in found} == {"emulated:p100"}
