@@ -90,9 +90,9 @@ def test_a_lost_rank_of_a_run_that_went_on_is_not_reported(tmp_path: Path) -> No
     (tmp_path / "logs").mkdir()
     ended(tmp_path / "logs", 1, -9, 2.0, "boom")
     record = {"points": [{"name": ".", "values": {}}]}
-    (tmp_path / "state.json").write_text('{"state": "ok"}')
+    (tmp_path / "state.json").write_text('{"state": "ok", "hosts": ["n1"]}')
     assert outcome.explain(tmp_path, record, shown_rank=False) == []
-    (tmp_path / "state.json").write_text('{"state": "failed"}')
+    (tmp_path / "state.json").write_text('{"state": "failed", "hosts": ["n1"]}')
     assert "rank 1 on n1 failed first (signal 9)" in outcome.explain(tmp_path, record, shown_rank=False)
 
 
