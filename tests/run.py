@@ -39,8 +39,8 @@ LINT = {
     "terraform fmt": [terraform_binary(), "fmt", "-check", "-recursive", "terraform"],
     "generated documents": [BIN / "python", "tests/docs.py", "--check"],
 }
-# make test-cuda runs those that are too large for every run. slurm has not passed as a whole yet.
-ON_REQUEST = ("horovod/cuda", "horovod/cuda12", "nvidia_driver/forced", "slurm")
+# make test-cuda runs those that are too large for every run.
+ON_REQUEST = ("horovod/cuda", "horovod/cuda12", "nvidia_driver/forced")
 MEASURING_ROLES = ("fabric", "jupyterlab", "monitoring")
 FAST_ROLES = ["ssh", "mpi", "data"]
 FAST_SWEEP = [

@@ -37,7 +37,7 @@ BASE = Path(__file__).resolve().parent
 LOGS = ROOT / ".state/molecule-logs"
 SHOWN_LINES = 40
 # Too large for every run; make test-cuda runs them.
-ON_REQUEST = ("horovod/cuda", "horovod/cuda12", "nvidia_driver/forced", "slurm")
+ON_REQUEST = ("horovod/cuda", "horovod/cuda12", "nvidia_driver/forced")
 PHASE = re.compile(r"INFO +\[\S+ > (?P<phase>\w+)\] Executing")
 # A test's line in the output of pytest -v.
 TEST = re.compile(r"tests/(?P<test>\S+::.*) (?P<result>PASSED|FAILED|ERROR|SKIPPED)( +\[ *\d+%\])?")
