@@ -240,7 +240,8 @@ def reload_ssh(active):
 
 
 def stop_ours(files):
-    for command, word in (("cluster-hosts", "restore"), ("fabric-rate", "off")):
+    # The server of the share is named, so the names go last.
+    for command, word in (("shared-storage", "forget"), ("fabric-rate", "off"), ("cluster-hosts", "restore")):
         if os.path.exists(f"/usr/local/sbin/{command}"):
             run(f"/usr/local/sbin/{command}", word)
     for path in files:
