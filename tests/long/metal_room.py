@@ -50,6 +50,8 @@ chmod 600 /home/*/.ssh/authorized_keys
 groupadd --gid 1500 carol && useradd --uid 1500 --gid 1500 --create-home carol
 printf 'Port %s\nPermitRootLogin prohibit-password\n' "$PORT" > /etc/ssh/sshd_config.d/50-site.conf
 ssh-keygen -q -t ed25519 -N '' -f /etc/ssh/ssh_host_ed25519_key
+# Unlike real machines, these share the cores of one: a rank that waits must let others run.
+install -d /etc/skel/.openmpi && echo mpi_yield_when_idle=1 > /etc/skel/.openmpi/mca-params.conf
 ls /var/lib/apt/lists/*Packages* > /dev/null 2>&1 || apt-get -qq update
 # Its own name twice, as Debian's installer and an admin write it.
 printf '127.0.1.1 %s.site.example %s\n192.0.2.7 backup-%s\n' "$NAME" "$NAME" "$NAME" > /root/hosts

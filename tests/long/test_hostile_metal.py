@@ -32,15 +32,18 @@ BIN = ROOT / ".venv/bin"
 ENV = "hostile"
 # A file manager in the background may hold apt's locks for minutes; the deploy waits.
 LOCK_SECONDS = int(os.environ.get("HOSTILE_LOCK", "120"))
-# Prints the images of the machines and of the jump host, and builds those that are missing.
+# Prints the images of the machines and of the jump host, and builds those that are missing. It may get one.
 IMAGES = """
+import sys
 from cluster import image
 from cluster.core import config
 from cluster.core.progress import Progress
 from cluster.core.state import State
 state, progress = State("local"), Progress("local", stderr=True)
 state.prepare()
-print(image.ensure(state, config.load("local"), progress), image.ensure_base(state, "bookworm", progress))
+base = image.ensure_base(state, "bookworm", progress)
+given = {"": "", "base": base}.get(sys.argv[1], sys.argv[1])
+print(given or image.ensure(state, config.load("local"), progress), base)
 """
 # Written by dpkg, ldconfig and systemd for the packages that stay.
 GENERATED = (
@@ -64,6 +67,7 @@ LOOKS = {
     "sshd": "sshd -T",
     "kernel settings": "sysctl net.ipv4.tcp_congestion_control net.ipv4.tcp_rmem net.ipv4.tcp_wmem",
     "queues": "tc qdisc show | grep -v ifb | sort",
+    "listening": "ss -Hltn | awk '{print $4}' | sort",
     "links": "ip -o link show | awk '{print $2}' | sort",
     "folders": "ls -d /* /usr/local/*bin/* /opt/* /home/* /var/*/horovod* 2>/dev/null",
 }
@@ -86,6 +90,7 @@ class Controller:
         self.cluster_file = self.root / f"inventories/{ENV}/group_vars/all/cluster.yml"
         # The user's own SSH configuration, which knows the jump host.
         self.ssh_config = folder / "ssh_config"
+        self.ssh_config.touch()
         ssh = folder / "bin/ssh"
         ssh.parent.mkdir()
         ssh.write_text(f'#!/bin/sh\nexec {shutil.which("ssh")} -F {self.ssh_config} "$@"\n')
@@ -111,10 +116,10 @@ class Controller:
 
     def images(self) -> tuple[str, str]:
         """Images of the machines and of the jump host."""
-        node, base = self.run(BIN / "python", "-c", IMAGES).stdout.split()[-2:]
+        given = os.environ.get("HOSTILE_IMAGE", "")
+        machine, jump = self.run(BIN / "python", "-c", IMAGES, given).stdout.split()[-2:]
         shutil.rmtree(self.root / ".state/local")
-        given = os.environ.get("HOSTILE_IMAGE", node)
-        return base if given == "base" else given, base
+        return machine, jump
 
     def change(self, **values: object) -> None:
         content = yaml.safe_load(self.cluster_file.read_text())
@@ -231,6 +236,18 @@ def test_plan_changes_nothing(
     assert {name: manifest(room, name) for name in NODES} == etc
 
 
+def test_service_that_others_use_is_not_taken_over(controller: Controller, room: Room, before: object) -> None:
+    room.on("w1", "systemd-run --quiet --unit=nginx sleep infinity")
+    controller.change(features={"data": True})
+    try:
+        done = controller.cluster("plan", ok=False)
+    finally:
+        controller.change(features={})
+        room.on("w1", "systemctl stop nginx")
+    assert done.returncode
+    assert "nginx.service is in use here, and features.data in cluster.yml would change it" in done.stderr
+
+
 def test_deploy_waits_for_other_package_managers_and_says_so(
     controller: Controller, room: Room, before: object
 ) -> None:
@@ -262,6 +279,14 @@ def test_peers_reach_each_other_on_both_fabrics_and_nobody_else_does(room: Room)
             assert "TimeoutError" in room.on(name, f"{reach}{room.address('head', network)} 2>&1", check=False)
     finally:
         room.on("head", "systemctl stop any")
+
+
+def test_files_reach_the_share_through_the_jump_host(controller: Controller, room: Room, tmp_path: Path) -> None:
+    (tmp_path / "words").write_text("from here\n")
+    controller.cluster("put", str(tmp_path / "words"), "datasets")
+    assert room.on("w1", "cat /shared/datasets/words") == "from here\n"
+    controller.cluster("get", "datasets/words", str(tmp_path / "again"))
+    assert (tmp_path / "again").read_text() == "from here\n"
 
 
 def shaped(room: Room, name: str) -> dict[str, str]:
