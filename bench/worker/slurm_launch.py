@@ -24,6 +24,8 @@ NUMBER = re.compile(r"salloc: (Pending|Granted) job allocation (\d+)")
 POLL_SECONDS = 5.0
 # A node that restarts is back by then.
 MOST_UNAVAILABLE = 60.0
+MOST_COMPLETING = 15.0
+UNFINISHED = ("RUNNING", "COMPLETING")
 MOST_PREEMPTIONS = 3
 # What Slurm calls the end of a job that nobody here wanted, and what to do about it.
 ENDINGS = {
@@ -122,7 +124,12 @@ class Launch:
         self.reader.join(timeout=5)
         # It may be cancelling the request.
         self.reporter.join(timeout=30)
-        found = look(self.job) if code and self.job else None
+        if not code or not self.job or self.refused:
+            return code, ""
+        # mpirun can end before Slurm has written down why it took the nodes.
+        deadline = time.monotonic() + MOST_COMPLETING
+        while (found := look(self.job)) and found.state in UNFINISHED and time.monotonic() < deadline:
+            time.sleep(0.5)
         return code, found.state if found else ""
 
 

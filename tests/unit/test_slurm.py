@@ -53,6 +53,8 @@ exit $code
     "squeue": """
 n=$(wc -l < $FOLDER/requests)
 : ${REASON:=Resources}
+echo >> $FOLDER/looks
+if [ -n "$COMPLETING" ] && [ $(wc -l < $FOLDER/looks) -le "$COMPLETING" ]; then echo "COMPLETING|None|N/A"; exit; fi
 if [ $n -le "${LOST:-0}" ]; then echo "$STATE|None|N/A"; else echo "PENDING|$REASON|2026-11-19T05:40:00"; fi
 """,
     "scancel": 'echo "$@" >> $FOLDER/cancelled\n',
@@ -141,6 +143,12 @@ def test_preempted_job_is_requested_again(tmp_path: Path) -> None:
         *(("1", "RUNNING"), ("1", "PREEMPTED"), ("2", "RUNNING"), ("2", "PREEMPTED"), ("3", "RUNNING")),
     ]
     assert "Error" not in text
+
+
+def test_preemption_is_noticed_although_the_launcher_ended_first(tmp_path: Path) -> None:
+    events, _ = finish(start(tmp_path, "true", LOST="1", STATE="PREEMPTED", COMPLETING="3"))
+    found = [(one.job, one.state) for one in events if isinstance(one, Allocation)]
+    assert found == [("1", "RUNNING"), ("1", "PREEMPTED"), ("2", "RUNNING")]
 
 
 def test_requests_after_preemptions_are_bounded(tmp_path: Path) -> None:
