@@ -123,6 +123,9 @@ class State:
             known = files.record(self.run, RunMark)
         except UserError:
             return None
+        if known["question"][:1] != ["ssh"]:
+            # Damaged: we start no other program that a file names.
+            return None
         try:
             answer = subprocess.run(
                 known["question"], capture_output=True, text=True, timeout=15, stdin=subprocess.DEVNULL

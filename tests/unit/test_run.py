@@ -272,7 +272,7 @@ def test_damaged_records_of_a_run_do_not_hide_how_it_ended(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     "content",
     ["{}", "[]", '{"id": "r"}', '{"id', ""]
-    + [f'{{"id": "r", "question": {words}}}' for words in ("3", "[]", '["/nonexistent/ssh"]', '["a\\u0000b"]')],
+    + [f'{{"id": "r", "question": {words}}}' for words in ("3", "[]", '["echo", "active"]', '["ssh", "a\\u0000b"]')],
 )
 def test_damaged_note_of_a_run_does_not_stop_commands(tmp_path: Path, content: str) -> None:
     state = State("x")
