@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from bench.catalogue import gpu_rates, models, units
 from bench.plan import programs, stages, unfold
 from bench.plan.schema import Plan
@@ -118,15 +120,22 @@ def _pipeline(plan: Plan, point: Point, compute: float, emulated: bool) -> Split
     pieces = plan.micro_batches or stages.micro_batches(deep, samples)
     piece, schedule = samples // pieces, plan.schedule or "1f1b"
     micro = micro_ms(plan, point, piece, compute)
-    cut = cut_of(point, deep, micro / piece if emulated else None)
+    cut = cut_of(point, deep, pieces, piece, schedule, micro if emulated else None)
     found, groups = programs.pipeline(cut, point.gpus, pieces, micro, piece, schedule)
     return SplitSpec([stage.first for stage in cut], pieces, schedule, groups, found)
 
 
-def cut_of(point: Point, deep: int, sample_ms: float | None) -> tuple[Stage, ...]:
-    """As bench plan placement cuts. Without a time of one sample, as on device cpu, by arithmetic alone."""
+def cut_of(point: Point, deep: int, pieces: int, piece: int, schedule: str, micro: float | None) -> tuple[Stage, ...]:
+    """As bench plan placement cuts. Without a time of one micro-batch, as on device cpu, by arithmetic alone."""
+    if micro is None:
+        return stages.cut(point.model, deep)
     send_ms = EACH * 8 / point.rate_gbps / 1e6
-    return stages.cut(point.model, deep, None, send_ms / sample_ms if sample_ms else 0.0)
+
+    def step_ms(cut: Sequence[Stage]) -> float:
+        edges = [part.sends * piece * send_ms for part in cut[:-1]]
+        return stages.pipeline_ms([part.share * micro for part in cut], edges, schedule, pieces)
+
+    return stages.fastest_cut(point.model, deep, None, step_ms)
 
 
 def micro_ms(plan: Plan, point: Point, samples: int, compute: float) -> float:

@@ -1,10 +1,10 @@
-"""Cut a network into stages: the balanced cut of its graph of units, and the order in which stages work."""
+"""Cut a network into stages: the cut of its graph of units, the order in which stages work, and how long they take."""
 
 from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
@@ -36,8 +36,15 @@ class Stage:
 
 # Whether a stage of these units, at this position of the pipeline, is possible.
 Fits = Callable[[int, int, int], bool]
+# Times to send one value, in units of the time that the whole network computes on one sample: from a link that costs
+# nothing to one that decides alone. They do not depend on the link at hand: so a faster one never gets a slower step.
+PRICES = (0.0, *(10 ** (exponent / 2) for exponent in range(-18, -8)))
 # What such a stage costs.
 Cost = Callable[[int, int, int], float]
+
+
+def always(position: int, first: int, last: int) -> bool:
+    return True
 
 
 def check_stages(model: str, stages: int, field: str) -> None:
@@ -54,7 +61,14 @@ def cut(model: str, stages: int, seq_len: int | None = None, per_value: float = 
 
     per_value: time to send one value, in units of the time that the whole network computes on one sample.
     """
-    return best_cut(model, stages, seq_len, per_value, lambda position, first, last: True)
+    return best_cut(model, stages, seq_len, per_value, always)
+
+
+def fastest_cut(
+    model: str, stages: int, seq_len: int | None, step_ms: Callable[[tuple[Stage, ...]], float], fits: Fits = always
+) -> tuple[Stage, ...]:
+    """Of the cuts that suit some link, that with the fastest step."""
+    return min(dict.fromkeys(best_cut(model, stages, seq_len, price, fits) for price in PRICES), key=step_ms)
 
 
 def best_cut(model: str, stages: int, seq_len: int | None, per_value: float, fits: Fits) -> tuple[Stage, ...]:
@@ -129,6 +143,33 @@ def order(schedule: str, position: int, stages: int, micro_batches: int) -> list
         if ahead + k < micro_batches:
             found.append(("F", ahead + k))
     return found
+
+
+def pipeline_ms(
+    work: Sequence[float], edges: Sequence[float], schedule: str, pieces: int, backward_share: float = 2 / 3
+) -> float:
+    """Time until every stage has done its order of work. A link sends one tensor at a time in each direction."""
+    deep = len(work)
+    orders = [order(schedule, at, deep, pieces) for at in range(deep)]
+    arrived: dict[tuple[int, str, int], float] = {(0, "F", k): 0.0 for k in range(pieces)}
+    clock, at = [0.0] * deep, [0] * deep
+    down, up = [0.0] * deep, [0.0] * deep
+    while any(at[s] < len(orders[s]) for s in range(deep)):
+        for s in range(deep):
+            while at[s] < len(orders[s]):
+                kind, k = orders[s][at[s]]
+                if (s, kind, k) not in arrived and not (kind == "B" and s == deep - 1):
+                    break
+                share = backward_share if kind == "B" else 1 - backward_share
+                clock[s] = max(clock[s], arrived.get((s, kind, k), 0.0)) + share * work[s]
+                if kind == "F" and s + 1 < deep:
+                    down[s] = max(down[s], clock[s]) + edges[s]
+                    arrived[s + 1, "F", k] = down[s]
+                if kind == "B" and s > 0:
+                    up[s] = max(up[s], clock[s]) + edges[s - 1]
+                    arrived[s - 1, "B", k] = up[s]
+                at[s] += 1
+    return max(clock)
 
 
 def kept(schedule: str, position: int, stages: int, micro_batches: int) -> int:

@@ -156,7 +156,7 @@ def pipeline(
     if samples % pieces:
         raise UserError(f"--micro-batches: {pieces} does not divide the {samples} samples of a pipeline's step")
     piece = samples // pieces
-    per_byte, size = link_ms(setup, parameters), element_bytes(setup)
+    size = element_bytes(setup)
     whole = slowest(setup, parameters, micro_step_ms(setup, piece))
     held = [memory.unit_bytes(setup, unit) for unit in units.of(setup.model, setup.seq_len)]
     each = state_bytes(setup, optimizer)
@@ -169,15 +169,23 @@ def pipeline(
     def fits(position: int, first: int, last: int) -> bool:
         return memory_gb is None or needed(position, first, last) <= memory_gb
 
-    found = stages.best_cut(setup.model, deep, setup.seq_len, per_byte * size * piece / whole, fits)
-    work = tuple(part.share * whole for part in found)
-    # Stages follow each other inside a node first.
-    edges = tuple(
-        parameters.ring_hop_ms
-        + part.sends * piece * size * link_ms(setup, parameters, (at + 1) % setup.gpus_per_node == 0)
-        for at, part in enumerate(found[:-1])
-    )
-    time = pipeline_ms(work, edges, schedule, pieces, parameters.backward_share)
+    def each_ms(cut: Sequence[Stage]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Work of the stages, and transfers between them, for one micro-batch."""
+        # Stages follow each other inside a node first.
+        edges = tuple(
+            parameters.ring_hop_ms
+            + part.sends * piece * size * link_ms(setup, parameters, (at + 1) % setup.gpus_per_node == 0)
+            for at, part in enumerate(cut[:-1])
+        )
+        return tuple(part.share * whole for part in cut), edges
+
+    def step_ms(cut: Sequence[Stage]) -> float:
+        played = stages.pipeline_ms(*each_ms(cut), schedule, pieces, parameters.backward_share)
+        return played + sums(setup, parameters, cut, replicas)[0]
+
+    found = stages.fastest_cut(setup.model, deep, setup.seq_len, step_ms, fits)
+    work, edges = each_ms(found)
+    time = stages.pipeline_ms(work, edges, schedule, pieces, parameters.backward_share)
     idle = 1 - sum(work) * pieces / deep / time
     exposed, sent = sums(setup, parameters, found, replicas)
     crossing = sum(part.sends for part in found) * 2 * samples * size / deep
@@ -199,33 +207,6 @@ def sums(setup: Setup, parameters: Parameters, cut: Sequence[Stage], replicas: i
         time = max(time, (factor * size + shared) * per_byte + calls)
         sent += (factor * size + shared) / len(cut)
     return time, sent
-
-
-def pipeline_ms(
-    work: Sequence[float], edges: Sequence[float], schedule: str, pieces: int, backward_share: float = 2 / 3
-) -> float:
-    """Time until every stage has done its order of work. A link sends one tensor at a time in each direction."""
-    deep = len(work)
-    orders = [stages.order(schedule, at, deep, pieces) for at in range(deep)]
-    arrived: dict[tuple[int, str, int], float] = {(0, "F", k): 0.0 for k in range(pieces)}
-    clock, at = [0.0] * deep, [0] * deep
-    down, up = [0.0] * deep, [0.0] * deep
-    while any(at[s] < len(orders[s]) for s in range(deep)):
-        for s in range(deep):
-            while at[s] < len(orders[s]):
-                kind, k = orders[s][at[s]]
-                if (s, kind, k) not in arrived and not (kind == "B" and s == deep - 1):
-                    break
-                share = backward_share if kind == "B" else 1 - backward_share
-                clock[s] = max(clock[s], arrived.get((s, kind, k), 0.0)) + share * work[s]
-                if kind == "F" and s + 1 < deep:
-                    down[s] = max(down[s], clock[s]) + edges[s]
-                    arrived[s + 1, "F", k] = down[s]
-                if kind == "B" and s > 0:
-                    up[s] = max(up[s], clock[s]) + edges[s - 1]
-                    arrived[s - 1, "B", k] = up[s]
-                at[s] += 1
-    return max(clock)
 
 
 def tensor(setup: Setup, parameters: Parameters, optimizer: str = "sgd") -> Split:

@@ -73,14 +73,14 @@ def test_every_stage_does_each_micro_batch_once_and_the_bubble_is_the_known_one(
         found = stages.order(schedule, position, deep, pieces)
         assert sorted(found) == sorted((kind, k) for kind in "FB" for k in range(pieces))
         assert all(found.index(("F", k)) < found.index(("B", k)) for k in range(pieces))
-    time = split.pipeline_ms([3.0] * deep, [0.0] * (deep - 1), schedule, pieces)
+    time = stages.pipeline_ms([3.0] * deep, [0.0] * (deep - 1), schedule, pieces)
     assert time == pytest.approx(3.0 * (pieces + deep - 1))
     assert 1 - 3.0 * pieces / time == pytest.approx(split.idle_share(deep, pieces))
 
 
 def test_a_slow_edge_is_the_limit_of_the_pipeline() -> None:
     # 20 tensors over an edge that is slower than the stages. GPipe sends the gradients after all activations.
-    time = split.pipeline_ms([3.0, 3.0], [10.0], "gpipe", 20)
+    time = stages.pipeline_ms([3.0, 3.0], [10.0], "gpipe", 20)
     assert time == pytest.approx(2 * 20 * 10.0 + 2 * 3.0)
 
 
@@ -123,12 +123,10 @@ def test_methods_meet_data_parallelism_where_nothing_is_split() -> None:
 
 def test_a_faster_link_never_makes_a_method_slower() -> None:
     setup = Setup("vgg16", 64, 400.0, 4, 1, 1.0)
-    for slow, fast in zip((1.0, 5.0, 25.0), (5.0, 25.0, 100.0), strict=True):
+    for slow, fast in pairwise((1.0, 5.0, 10.0, 20.0, 23.0, 25.0, 50.0, 100.0)):
         before, after = (split.ways(split.at_rate(setup, rate), DEFAULTS) for rate in (slow, fast))
         for one, two in zip(before, after, strict=True):
-            # A faster link may get another cut: its slowest part is faster, a step of the whole may not be.
-            same = not (isinstance(one, split.Pipeline) and isinstance(two, split.Pipeline)) or one.cut == two.cut
-            assert two.step_ms <= 1.001 * one.step_ms or not same
+            assert two.step_ms <= 1.001 * one.step_ms, (one.method, slow, fast)
 
 
 def test_replicas_of_a_pipeline_add_up_their_gradients() -> None:
@@ -153,7 +151,9 @@ def test_memory_moves_the_cut(capsys: pytest.CaptureFixture[str]) -> None:
     most = max(stage["memory_gb"] for stage in free["stages"])
     tight = answer(capsys, "--model", "vgg16", "--devices", "3", "--batch", "96", "--memory-gb", str(0.9 * most))
     assert max(stage["memory_gb"] for stage in tight["stages"]) <= 0.9 * most
-    assert max(stage["share"] for stage in tight["stages"]) >= max(stage["share"] for stage in free["stages"])
+    assert tight["stages"] != free["stages"]
+    steps = [one["step_ms"] for found in (tight, free) for one in found["methods"] if one["method"] == "pipeline"]
+    assert steps[0] >= steps[1]
 
 
 def test_text_shows_cut_bubble_and_when_each_method_wins(capsys: pytest.CaptureFixture[str]) -> None:
