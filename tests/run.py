@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parent.parent
 BIN = ROOT / ".venv/bin"
 sys.path[:0] = [str(ROOT), str(ROOT / "tests/molecule")]
 
-from nodes import scenarios  # noqa: E402
+from nodes import ON_REQUEST, scenarios  # noqa: E402
 from schedule import History, Stage  # noqa: E402
 from stages import Run  # noqa: E402
 
@@ -39,8 +39,6 @@ LINT = {
     "terraform fmt": [terraform_binary(), "fmt", "-check", "-recursive", "terraform"],
     "generated documents": [BIN / "python", "tests/docs.py", "--check"],
 }
-# make test-cuda runs those that are too large for every run.
-ON_REQUEST = ("horovod/cuda", "horovod/cuda12", "nvidia_driver/forced")
 MEASURING_ROLES = ("fabric", "jupyterlab", "monitoring")
 FAST_ROLES = ["ssh", "mpi", "data"]
 FAST_SWEEP = [

@@ -36,6 +36,8 @@ from cluster.core.state import State
 
 NETWORKS = ip_network("10.78.0.0/16")
 FIRST_ADDRESS = 10
+# Too large for every run; make test-cuda runs them.
+ON_REQUEST = ("horovod/cuda", "horovod/cuda12", "nvidia_driver/forced")
 
 
 def scenarios() -> list[str]:

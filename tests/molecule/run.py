@@ -23,7 +23,7 @@ from typing import Any, TextIO
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import checkouts
-from nodes import Scenario, scenarios, wheelhouses_of
+from nodes import ON_REQUEST, Scenario, scenarios, wheelhouses_of
 
 from cluster import image, wheelhouse
 from cluster.core import config, lock
@@ -36,8 +36,6 @@ from cluster.core.state import State
 BASE = Path(__file__).resolve().parent
 LOGS = ROOT / ".state/molecule-logs"
 SHOWN_LINES = 40
-# Too large for every run; make test-cuda runs them.
-ON_REQUEST = ("horovod/cuda", "horovod/cuda12", "nvidia_driver/forced")
 PHASE = re.compile(r"INFO +\[\S+ > (?P<phase>\w+)\] Executing")
 # A test's line in the output of pytest -v.
 TEST = re.compile(r"tests/(?P<test>\S+::.*) (?P<result>PASSED|FAILED|ERROR|SKIPPED)( +\[ *\d+%\])?")
