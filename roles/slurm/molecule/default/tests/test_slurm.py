@@ -52,10 +52,15 @@ def test_a_job_gets_only_the_gpus_of_the_type_that_it_requested(nodes):
 
 
 def test_jobs_wait_for_nodes_that_others_use(nodes):
+    wait_idle(nodes)
     first = slurm(nodes, "sbatch --parsable -p all -N 2 --exclusive -o /dev/null --wrap 'sleep 60'").stdout.strip()
-    second = slurm(nodes, "sbatch --parsable -p all -N 1 -o /dev/null --wrap true").stdout.strip()
+    state, second, deadline = f"squeue -h -o %T -j {first}", "", time.monotonic() + 30
     try:
-        time.sleep(2)
+        while (found := slurm(nodes, state).stdout.strip()) != "RUNNING":
+            assert time.monotonic() < deadline, found
+            time.sleep(0.5)
+        second = slurm(nodes, "sbatch --parsable -p all -N 1 -o /dev/null --wrap true").stdout.strip()
+        time.sleep(3)
         states = dict(line.split() for line in slurm(nodes, "squeue -h -o '%i %T'").stdout.splitlines())
         assert states == {first: "RUNNING", second: "PENDING"}
     finally:
