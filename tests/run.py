@@ -72,9 +72,9 @@ def check() -> list[Stage]:
     others = pytest("tests/unit", *(f"--ignore-glob={pattern}" for pattern in slow))
     return [
         # The longest first.
-        Stage("command line", pytest("tests/cli"), seconds=110),
-        Stage("unit tests", others, seconds=80),
-        Stage("unit tests of reports", pytest(*reports), seconds=30),
+        Stage("command line", pytest("tests/cli"), seconds=195),
+        Stage("unit tests", others, seconds=180),
+        Stage("unit tests of reports", pytest(*reports), seconds=50),
         Stage("ansible-lint", (str(BIN / "ansible-lint"), "--offline", "-q"), seconds=30),
         *(Stage(name, tuple(map(str, argv)), seconds=3) for name, argv in LINT.items()),
     ]
@@ -95,7 +95,7 @@ def terraform() -> list[Stage]:
 def molecule(chosen: list[str]) -> list[Stage]:
     argv = (str(BIN / "python"), "tests/molecule/run.py")
     return [
-        Stage(f"molecule {key}", (*argv, key), 60, 0.5, key in MEASURING_ROLES, images_of(key), needs_root=True)
+        Stage(f"molecule {key}", (*argv, key), 105, 0.5, key in MEASURING_ROLES, images_of(key), needs_root=True)
         for key in chosen
     ]
 
@@ -108,7 +108,7 @@ def images(chosen: list[str]) -> list[Stage]:
     """Every image that later stages boot, made once. Those of the second Debian are made meanwhile."""
     argv = (str(BIN / "python"), "tests/molecule/run.py", "--images")
     found = {name: [key for key in chosen if images_of(key) == name] for name in map(images_of, chosen)}
-    seconds = {"images": 240}
+    seconds = {"images": 370}
     return [Stage(name, (*argv, *keys), seconds.get(name, 40), needs_root=True) for name, keys in found.items()]
 
 
@@ -121,18 +121,18 @@ def everything() -> list[Stage]:
     return [
         *images(roles),
         # They compare times, so only a stage that mostly waits runs beside them.
-        booting("sweep", "tests/e2e/test_sweep.py", seconds=200, slots=1.5, measures=True),
-        booting("data", "tests/e2e/test_data.py", seconds=70, slots=1.5, measures=True),
+        booting("sweep", "tests/e2e/test_sweep.py", seconds=350, slots=1.5, measures=True),
+        booting("data", "tests/e2e/test_data.py", seconds=110, slots=1.5, measures=True),
         # Their trials must work, but no test compares their times.
-        booting("gpulab", "tests/testbeds/test_gpulab_jobs.py", seconds=180, measures=True),
-        booting("virtual wall", "tests/testbeds/test_virtualwall.py", seconds=180, measures=True),
-        booting("bare metal", "tests/e2e/test_baremetal.py", seconds=100, measures=True),
+        booting("gpulab", "tests/testbeds/test_gpulab_jobs.py", seconds=335, measures=True),
+        booting("virtual wall", "tests/testbeds/test_virtualwall.py", seconds=310, measures=True),
+        booting("bare metal", "tests/e2e/test_baremetal.py", seconds=240, measures=True),
         *molecule(roles),
-        booting("end to end", "tests/e2e", *ignored("e2e", "sweep", "data", "baremetal"), seconds=140),
-        Stage("testbeds", pytest("tests/testbeds", *ignored("testbeds", "gpulab_jobs", "virtualwall")), 60, slots=0.5),
-        Stage("fuzz", pytest("tests/fuzz"), seconds=120),
-        Stage("aws", pytest("tests/aws"), seconds=106, slots=0.5),
-        Stage("browser", pytest("tests/browser"), seconds=60),
+        booting("end to end", "tests/e2e", *ignored("e2e", "sweep", "data", "baremetal"), seconds=510),
+        Stage("testbeds", pytest("tests/testbeds", *ignored("testbeds", "gpulab_jobs", "virtualwall")), 85, slots=0.5),
+        Stage("fuzz", pytest("tests/fuzz"), seconds=80),
+        Stage("aws", pytest("tests/aws"), seconds=400, slots=0.5),
+        Stage("browser", pytest("tests/browser"), seconds=40),
         Stage("checkov", pytest("tests/checkov"), seconds=15),
         *check(),
         *terraform(),

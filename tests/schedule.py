@@ -13,7 +13,7 @@ from pathlib import Path
 class Stage:
     name: str
     argv: tuple[str, ...]
-    # On two quiet cores, until a run on this machine gives a better figure.
+    # On two cores beside the other stages, until a run on this machine gives a better figure.
     seconds: float = 10
     # Cores that it keeps busy.
     slots: float = 1

@@ -267,13 +267,13 @@ def test_unknown_stage_is_refused_with_the_known_ones() -> None:
     assert "no stage nothing; choose from terraform aws" in done.stderr
 
 
-def test_expected_times_fit_into_25_minutes_and_into_6_for_a_fast_run() -> None:
+def test_expected_times_fit_into_45_minutes_and_into_7_for_a_fast_run() -> None:
     program = """
 import sys
 sys.path.insert(0, "tests")
 import run, schedule
-for stages, minutes in ((run.everything(), 25), (run.fast(), 6)):
-    kept = [stage for stage in stages if minutes == 25 or stage.name != "images"]
+for stages, minutes in ((run.everything(), 45), (run.fast(), 7)):
+    kept = [stage for stage in stages if minutes == 45 or stage.name != "images"]
     ended = {"images"} - {stage.name for stage in kept}
     seconds = schedule.time_left(kept, {}, ended, 2, lambda stage: stage.seconds)
     assert 60 < seconds < 60 * minutes, seconds
