@@ -260,10 +260,9 @@ def test_tensorboard_shows_runs_and_sweeps_with_the_token_only(lab, nodes, folde
     shown = "/tensorboard/data/plugin/scalars/scalars?tag=loss&run=metrics/runs/r1"
     assert [row[1:] for row in json.loads(lab.ask("GET", shown, lab.token)[1])] == [[10, 0.5], [20, 0.25]]
     # Only the proxy reaches it: it listens on the loopback.
-    servers = nodes["head"].check_output("pgrep -f tensorboard_server.py").split()
-    sockets = nodes["head"].check_output("ss -Hltnp").splitlines()
-    listening = [line for line in sockets if any(f"pid={pid}," in line for pid in servers)]
-    assert {line.split()[3].rpartition(":")[0] for line in listening} == {"127.0.0.1"}, sockets
+    (port,) = set(re.findall(r"tensorboard_server\.py (\d+) /", nodes["head"].check_output("ps -eo args")))
+    sockets = [line.split()[3].rpartition(":") for line in nodes["head"].check_output("ss -Hltn").splitlines()]
+    assert {address for address, _, number in sockets if number == port} == {"127.0.0.1"}, sockets
 
 
 def test_token_is_in_one_file_of_the_account_and_in_no_log(lab, nodes):
