@@ -126,7 +126,7 @@ test-terraform: setup ## run the Terraform tests alone
 test-cuda: setup ## compile Horovod for both CUDA stacks and the NVIDIA driver without a GPU: 6 GB, half an hour
 	@$(VENV)/python tests/molecule/run.py -j 1 horovod/cuda horovod/cuda12 nvidia_driver/forced
 
-test-long: test-cuda ## run what make test has no time for: CUDA builds, every repair of doctor, foreign traffic, three drills of 20 minutes
+test-long: test-cuda ## run what make test has no time for: CUDA builds, tests/long (hours), three drills of 20 minutes
 	@$(VENV)/pytest -v tests/long
 	@for seed in 1 2 3; do $(VENV)/python tests/drill/run.py --minutes 20 --seed $$seed || exit 1; done
 
